@@ -1,0 +1,146 @@
+#pragma once
+
+/*
+ * The embedded engine: turns tokens into rows, windows and logits.  It knows nothing of users,
+ * sessions, tiers or checkpoints.
+ *
+ * Owned by: worker.  One model per process; sessions are independent.  Nothing here blocks on
+ * anything but computing.  A session's rows live in pages the caller provides
+ * (eng_session_set_pages); its windows, tails, logits and scratch live inside the session, all
+ * allocated by eng_session_create(): no call below allocates.
+ *
+ * A session stands at a position: `tokens` tokens are processed.  It moves by
+ *
+ *   eng_session_reset      to 0
+ *   eng_session_import     to the position of a window image, or a little below (spare rows)
+ *   eng_session_rows_only  to H with rows but no windows; the next prefill must replay
+ *   eng_session_cut        back a little, using the spare rows of the live windows
+ *   eng_prefill_*          forward over given tokens
+ *   eng_decode_token       forward by one token
+ *
+ * Exactness (design section 7): every row, window and logit is a function of the tokens, of where
+ * prefills ended and of clipped replays; never of chunk size, thread count or what else ran.
+ */
+
+#include "kvstore/base/digest.h"
+#include "kvstore/base/status.h"
+#include "kvstore/format/image.h"
+#include "kvstore/format/layout.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct eng_model;
+struct eng_session;
+
+enum eng_backend { ENG_BACKEND_CPU, ENG_BACKEND_SYNTHETIC };
+
+struct eng_options {
+    enum eng_backend backend;
+    /* Directory with config.json and model.safetensors.  For SYNTHETIC: NULL takes the layout of
+     * `tiny`; otherwise only config.json is read. */
+    const char *model_dir;
+    uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
+};
+
+/* KV_INVALID: the directory is not a model this engine runs (the text names file, field or tensor,
+ * what was expected and what was found); KV_IO: it cannot be read; KV_NOMEM. */
+kv_status eng_model_open(const struct eng_options *options, struct eng_model **ret_model,
+                         struct kv_error *err) KV_MUST_CHECK;
+void eng_model_close(struct eng_model *model); /* All sessions must be destroyed. */
+
+const struct kv_layout *eng_model_layout(const struct eng_model *model);
+
+/* Digest of weights, config, layout version, tie rule and numerics revision. */
+struct kv_digest eng_model_fingerprint(const struct eng_model *model);
+const char *eng_model_name(const struct eng_model *model);   /* "tiny", from config.json */
+const char *eng_model_backend(const struct eng_model *model); /* "cpu", "SYNTHETIC" */
+uint32_t eng_model_eos(const struct eng_model *model);
+uint64_t eng_model_bytes(const struct eng_model *model);         /* Memory held by the weights. */
+uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
+
+/* SYNTHETIC only: rows or windows that came back with other bytes than were written. */
+uint64_t eng_model_wrong_bytes(const struct eng_model *model);
+
+kv_status eng_session_create(struct eng_model *model, struct eng_session **ret_session,
+                             struct kv_error *err) KV_MUST_CHECK;
+void eng_session_destroy(struct eng_session *session);
+
+/* Deep copy of position, windows, tails and logits (not of pages: both then use the same table
+ * until set_pages).  For tests that keep a session that never leaves memory. */
+void eng_session_copy(struct eng_session *to, const struct eng_session *from);
+
+void eng_session_reset(struct eng_session *session);
+
+/* pages[i] holds tokens 128i.. and is layout.page_bytes long; the array and the pages are borrowed
+ * until the next set_pages or reset.  Rows and ids of tokens the session computes are written there;
+ * rows below the position the call started from are only read. */
+void eng_session_set_pages(struct eng_session *session, uint8_t *const *pages, uint32_t count);
+
+/* Takes over windows, tails and pending token of `image` (verified by the caller with
+ * kv_image_decode, whose state is `state`), then stands at `tokens`, which must be
+ * kv_image_cut(layout, state, something).  There are no logits afterwards.
+ * ids: the tokens [0, tokens), for backends that check content. */
+kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
+                             const struct kv_image_state *state, const uint32_t *ids,
+                             uint32_t tokens) KV_MUST_CHECK;
+
+void eng_session_rows_only(struct eng_session *session, const uint32_t *ids, uint32_t tokens);
+
+/* kv_image_cut() of the live state; tokens must be its result.  Logits and pending are dropped
+ * unless tokens is the present position. */
+void eng_session_cut(struct eng_session *session, uint32_t tokens);
+
+/* What an image taken now would say, base included: *_first are at least
+ * kv_layout_image_base(tokens), so that a live session promises no more than its image holds. */
+struct kv_image_state eng_session_state(const struct eng_session *session);
+
+/* Writes everything of an image but its header (layout.image_bytes; unused parts zeroed). */
+void eng_session_export(const struct eng_session *session, uint8_t *image);
+
+/*
+ * One prefill, as several bounded steps on the worker:
+ *
+ *   eng_prefill_begin(s, ids, replay_from, to)
+ *   while (eng_prefill_left(s) > 0) eng_prefill_chunk(s, count)   any chunk sizes, same bits
+ *   eng_prefill_end(s)
+ *
+ * ids are the tokens [0, to) and stay valid until end.  Tokens [replay_from, position) are rerun:
+ * their rows are read and never written, windows are clipped at replay_from (only after rows_only;
+ * otherwise replay_from must equal the position).  Tokens [position, to) are new.  The decoder runs
+ * in end(), once, over the last window_tokens of what this prefill computed (replayed included),
+ * clipped at their start, except when these are all it computed and decoder rows up to there
+ * were present: then it continues them.  Afterwards the session stands at `to`, has logits of
+ * token to-1 and no pending token.  to > position.
+ */
+void eng_prefill_begin(struct eng_session *session, const uint32_t *ids, uint32_t replay_from,
+                       uint32_t to);
+uint32_t eng_prefill_left(const struct eng_session *session);
+void eng_prefill_chunk(struct eng_session *session, uint32_t count_max);
+void eng_prefill_end(struct eng_session *session);
+
+/* Gives up between chunks: back to the position begin() started from when that is still possible
+ * (its windows within the spare rows), else the session must be reset.  Returns true if kept. */
+bool eng_prefill_abort(struct eng_session *session);
+
+bool eng_session_has_logits(const struct eng_session *session);
+/* layout.vocab_tokens values; valid while has_logits. */
+const float *eng_session_logits(const struct eng_session *session);
+
+struct eng_sampling {
+    float temperature; /* 0: greedy (largest logit, then smallest id). */
+    float top_p;       /* 0 < top_p <= 1; 1: off. */
+    uint32_t top_k;    /* 0: off. */
+    uint64_t seed;
+};
+
+/* The token for position `tokens`, from the logits; the random number is a function of (seed,
+ * position).  Does not move the session. */
+uint32_t eng_session_sample(const struct eng_session *session, const struct eng_sampling *sampling);
+
+/* Notes a sampled (or forced), not yet processed token; it travels in the image. */
+void eng_session_set_pending(struct eng_session *session, uint32_t token);
+void eng_session_clear_pending(struct eng_session *session);
+
+/* Processes `token` at the present position through all layers; new logits, no pending token. */
+void eng_decode_token(struct eng_session *session, uint32_t token);

@@ -1,0 +1,63 @@
+#pragma once
+
+/*
+ * Header of a page of rows: the same bytes in HBM, on the wire and on SSD.  Version 1, by offset:
+ *
+ *     0  magic "KVPAGE1\n"
+ *     8  u32 checksum: CRC-32C of bytes 12 .. page_bytes
+ *    12  u32 count: tokens present, 1..128
+ *    16  u32 position of the first token, a multiple of 128
+ *    20  u32 page_bytes
+ *    24  u64 generation: unique per write of this store, compared with the index
+ *    32  user id, 16 B
+ *    48  model fingerprint, 32 B
+ *    80  chain digest D_k at the page's start, 32 B
+ *   112  zeros
+ *
+ * A page is bound to user, model and the tokens before it, not to a session: forks share it.
+ * Pure; any thread.  The page must be kv_layout.page_bytes long.
+ */
+
+#include "kvstore/base/digest.h"
+#include "kvstore/format/ids.h"
+#include "kvstore/format/layout.h"
+
+struct kv_page_header {
+    uint32_t count;
+    uint32_t position;
+    uint64_t generation;
+    struct kv_user_id user;
+    struct kv_digest model;
+    struct kv_digest chain;
+};
+
+/* Writes the header and the checksum.  Bytes beyond `count` tokens must already be zero if the
+ * page is to be bit-equal for equal content (kv_page_clear_after does that). */
+void kv_page_seal(const struct kv_layout *layout, uint8_t *page, const struct kv_page_header *header);
+
+/* KV_CORRUPT with the first field that does not match.  `want` names what the index expects; all
+ * its fields are compared. */
+kv_status kv_page_verify(const struct kv_layout *layout, const uint8_t *page,
+                         const struct kv_page_header *want, struct kv_error *err) KV_MUST_CHECK;
+
+/* Decodes without expectations (tools): KV_CORRUPT when magic, bounds or checksum are wrong. */
+kv_status kv_page_decode(const struct kv_layout *layout, const uint8_t *page,
+                         struct kv_page_header *ret_header, struct kv_error *err) KV_MUST_CHECK;
+
+/* Zeroes ids and rows of tokens >= count (an entry of ratio 2 stands until both tokens are in). */
+void kv_page_clear_after(const struct kv_layout *layout, uint8_t *page, uint32_t count);
+
+static inline uint32_t kv_page_id(const uint8_t *page, uint32_t index);
+static inline void kv_page_set_id(uint8_t *page, uint32_t index, uint32_t id);
+
+#include "kvstore/base/bytes.h"
+
+static inline uint32_t kv_page_id(const uint8_t *page, uint32_t index)
+{
+    return kv_load32(page + KV_PAGE_IDS_OFFSET + 4u * index);
+}
+
+static inline void kv_page_set_id(uint8_t *page, uint32_t index, uint32_t id)
+{
+    kv_store32(page + KV_PAGE_IDS_OFFSET + 4u * index, id);
+}
