@@ -1,0 +1,250 @@
+#pragma once
+
+/*
+ * One call, from decoding to reply: where rpc/ and shard/ meet.
+ *
+ * Ownership: an rpc thread creates the request and fills `in`; shard_post() hands it to the shard;
+ * request_reply() hands it back.  The line that hands it over is the last line that touches it,
+ * with one exception: `cancelled` may be set by the rpc thread at any time.
+ *
+ * Everything the request points to lives in its arena, or in the call's message, until the reply
+ * has been sent.
+ */
+
+#include "kvstore/base/arena.h"
+#include "kvstore/base/mailbox.h"
+#include "kvstore/base/status.h"
+#include "kvstore/format/ids.h"
+#include "kvstore/base/digest.h"
+#include "kvstore/format/reason.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum request_method {
+    REQUEST_OPEN_SESSION,
+    REQUEST_LOOKUP,
+    REQUEST_PREFILL,
+    REQUEST_DECODE,
+    REQUEST_CHECKPOINT,
+    REQUEST_WAIT_DURABLE,
+    REQUEST_ROLLBACK,
+    REQUEST_CLOSE_SESSION,
+    REQUEST_LIST_SESSIONS,
+    REQUEST_GET_SESSION,
+    REQUEST_GET_STATS,
+    REQUEST_ADVANCE_CLOCK,
+    REQUEST_METHOD_COUNT,
+};
+
+/* Same numbers as in session.proto. */
+enum request_outcome { OUTCOME_NONE, OUTCOME_EXACT, OUTCOME_REPLAY, OUTCOME_MISS };
+enum request_level { LEVEL_DEFAULT, LEVEL_ACCEPTED, LEVEL_RAM, LEVEL_SSD, LEVEL_NONE };
+enum request_kind { KIND_UNSPECIFIED, KIND_PREFILL_END, KIND_DECODE_END, KIND_ANCHOR, KIND_MANUAL };
+
+/* Token ids as received: u32 LE, possibly unaligned.  The rpc thread copies them, aligned, into
+ * the arena, and has checked each against the vocabulary. */
+struct request_tokens {
+    const uint32_t *ids;
+    uint32_t count;
+};
+
+/* Why a call failed.  field, limit, value: short texts in the arena or literals; NULL: absent. */
+struct request_failure {
+    bool failed;
+    enum kv_reason reason;
+    const char *field;
+    const char *limit;
+    const char *value;
+    const char *text;  /* One sentence; NULL: the reason's cause. */
+    uint32_t retry_ms; /* > 0: RetryInfo. */
+};
+
+struct request_checkpoint {
+    struct kv_checkpoint_id id;
+    struct kv_checkpoint_id parent;
+    bool has_parent;
+    uint32_t position;
+    struct kv_digest digest;
+    enum request_kind kind;
+    enum request_level rows_level;
+    enum request_level window_level;
+    uint64_t rows_expire_ms;
+    uint64_t window_expire_ms;
+    bool approximate;
+    uint32_t approx_from;
+    uint64_t bytes;
+    uint64_t age_ms;
+};
+
+struct request_session {
+    const char *name;
+    const char *parent_name;
+    uint32_t kind;
+    uint32_t head_position;
+    uint32_t checkpoints;
+    bool live;
+    uint64_t idle_ms, age_ms, ttl_ms;
+};
+
+/* Nanoseconds by stage. */
+struct request_times {
+    uint64_t arrived_ns; /* kv_clock_stopwatch_ns() at decoding; set by rpc. */
+    uint64_t queue_ns, lookup_ns, read_ns, run_ns, commit_ns;
+};
+
+struct request_in {
+    /* By rpc for every session call; session.name borrowed from the message. */
+    const char *session_name;
+    struct kv_session_id session;
+    const char *request_id; /* NULL: none. */
+    uint64_t epoch;         /* 0: none. */
+    enum request_level level;
+    union {
+        struct {
+            uint32_t kind;
+            const char *parent_name;
+            uint64_t ttl_ms;
+        } open;
+        struct {
+            struct request_tokens tokens;
+        } lookup;
+        struct {
+            struct request_tokens tokens;
+            bool has_parent;
+            struct kv_checkpoint_id parent;
+            uint32_t stable_tokens;
+            uint32_t anchors[KV_ANCHORS_MAX];
+            uint32_t anchor_count;
+            bool no_checkpoint;
+        } prefill;
+        struct {
+            uint32_t max_tokens;
+            float temperature, top_p;
+            uint32_t top_k;
+            uint64_t seed;
+            struct request_tokens forced;
+            uint32_t stop_tokens[16];
+            uint32_t stop_count;
+            bool ignore_eos;
+            bool no_checkpoint;
+            uint32_t from_position; /* 0: the head. */
+        } decode;
+        struct {
+            enum request_kind kind;
+        } checkpoint;
+        struct {
+            struct kv_checkpoint_id id;
+        } wait_durable;
+        struct {
+            struct kv_checkpoint_id id;
+            bool keep;
+        } rollback;
+        struct {
+            uint32_t page_size;
+            struct kv_session_id after; /* Page token: last id of the previous page. */
+            bool has_after;
+        } list;
+        struct {
+            uint64_t ms;
+        } advance;
+    } u;
+};
+
+/* A number for GetStats. */
+struct request_counter {
+    const char *name, *labels, *help;
+    double value;
+};
+struct request_latency {
+    const char *name;
+    uint64_t count;
+    double p50_ms, p99_ms, max_ms;
+};
+struct request_tier {
+    const char *name, *note;
+    uint64_t bytes_used, bytes_capacity, items_used, items_capacity;
+};
+/* Filled by the shard; rpc adds version, commit, pid, RSS and its own counters. */
+struct request_stats {
+    uint64_t uptime_ms;
+    const char *model_name, *engine_backend, *io_backend, *clock_mode, *health;
+    struct kv_digest model;
+    struct request_tier tiers[3];
+    struct request_counter *counters;
+    uint32_t counter_count;
+    struct request_latency *latencies;
+    uint32_t latency_count;
+    uint64_t sessions, sessions_live, checkpoints, recovered, dropped, rss_budget_bytes;
+    uint64_t page_bytes, image_bytes, wrong_bytes;
+    double bytes_per_token;
+    uint32_t window_tokens, spare_tokens, vocab_tokens;
+};
+
+struct request_out {
+    struct request_failure failure;
+    struct request_times times;
+    uint64_t epoch;
+    enum request_outcome outcome;
+    enum kv_reason reason;
+    uint32_t prompt_tokens, hit_tokens, replayed_tokens, computed_tokens, stored_tokens;
+    uint32_t hbm_tokens, ssd_tokens, weakened;
+    bool diverged;
+    uint32_t diverged_at;
+    bool approximate;
+    uint32_t approx_from;
+    bool has_resumed;
+    struct kv_checkpoint_id resumed;
+    struct request_checkpoint *checkpoints; /* Arena. */
+    uint32_t checkpoint_count;
+    uint32_t head_position;
+    uint32_t tokens_sent; /* Decode. */
+    bool stopped;         /* Decode: FINISH_STOP. */
+    bool created;         /* Open. */
+    bool was_live;        /* Close. */
+    enum request_level rows_level; /* WaitDurable. */
+    struct request_session session;   /* GetSession. */
+    struct request_session *sessions; /* List; arena. */
+    uint32_t session_count;
+    bool list_more;
+    struct kv_session_id list_last;
+    bool has_head_checkpoint;
+    struct kv_checkpoint_id head_checkpoint;
+    struct request_stats *stats; /* Arena. */
+    uint64_t wall_ms;            /* AdvanceClock. */
+};
+
+struct request {
+    struct kv_msg msg; /* Into the shard's mailbox, and back. */
+    enum request_method method;
+    struct kv_arena *arena;
+    struct kv_user_id user;
+    const char *user_name;
+    uint64_t deadline_ns;  /* kv_clock_stopwatch_ns() after which nobody waits. */
+    atomic_bool cancelled; /* Client gone or deadline passed; set by rpc, polled by shard, worker. */
+    struct request_in in;
+    struct request_out out;
+    void *flow; /* Shard's own state of this request. */
+
+    /* Streams (Decode).  The shard sends one message at a time with request_stream(); when it has
+     * left, rpc posts stream_msg to the shard's mailbox (its run function set by the shard). */
+    struct kv_msg stream_msg;
+    bool stream_busy; /* Shard: a message is on its way. */
+};
+
+/* Implemented by rpc/, called on the shard thread.  Starts the call's last batch (status from
+ * out.failure, or the encoded response) and gives the request back: do not touch it below. */
+void request_reply(struct request *req);
+
+/* Decode: starts one DecodeResponse (stream_busy must be false; set true by this call).  The arrays
+ * may be reused at once. */
+void request_stream(struct request *req, uint32_t position, const uint32_t *tokens,
+                    const uint32_t *logits_crc, uint32_t count);
+
+/* Fills failure; texts are formatted into the arena.  fmt NULL: the reason's own cause. */
+void request_fail(struct request *req, enum kv_reason reason, const char *field, const char *limit,
+                  const char *value, const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+
+/* Decimal text in the arena, for limit and value. */
+const char *request_u64(struct request *req, uint64_t value);

@@ -1,0 +1,49 @@
+#pragma once
+
+/*
+ * The shard thread: owns every user's sessions, the index, pool, HBM pages and the SSD tier.
+ * Requests come in by shard_post and leave by request_reply.
+ */
+
+#include "cached/request.h"
+#include "kvstore/base/clock.h"
+#include "kvstore/base/log.h"
+#include "kvstore/base/ring.h"
+#include "kvstore/format/layout.h"
+
+struct shard;
+struct worker;
+struct kv_store;
+struct kv_manifest;
+
+struct shard_options {
+    struct kv_clock *clock;
+    struct kv_log *log;
+    struct worker *worker;
+    struct kv_store *store;
+    struct kv_ring *ring;
+    struct kv_mailbox *mailbox;
+    const char *model_name, *engine_backend;
+    uint64_t rss_budget_bytes;
+};
+
+kv_status shard_create(const struct shard_options *options, struct shard **ret_shard,
+                       struct kv_error *err) KV_MUST_CHECK;
+void shard_destroy(struct shard *shard); /* After join. */
+
+/* The thread's body; returns after shard_stop(). */
+void shard_run(void *shard);
+
+/* Any thread.  KV_BUSY when KV_REQUESTS_INFLIGHT_MAX are in: nothing was posted, the caller answers
+ * QUEUE_FULL; KV_SHUTDOWN after shard_stop. */
+kv_status shard_post(struct shard *shard, struct request *req) KV_MUST_CHECK;
+
+/* Any thread: tells the shard to look at cancelled flags soon. */
+void shard_poke(struct shard *shard);
+
+/* Any thread: refuse new requests (SHUTTING_DOWN), cancel running ones at the next chunk or step,
+ * commit nothing new, return from shard_run when all are answered. */
+void shard_stop(struct shard *shard);
+
+/* Any thread: NULL while serving, else one sentence (read-only tier, ...). For the health service. */
+const char *shard_health(struct shard *shard);

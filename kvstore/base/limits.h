@@ -1,0 +1,49 @@
+#pragma once
+
+/* Every bound in the system.  Memory follows from these and from the configured budgets; what a
+ * client sees of them stands in the .proto comments and in docs/limits.md. */
+
+#include <stdint.h>
+
+/* Model and prompt. */
+#define KV_PAGE_TOKENS 128u
+#define KV_PROMPT_TOKENS_MAX 1048576u /* The model's maximum position. */
+#define KV_PAGES_PER_SESSION_MAX (KV_PROMPT_TOKENS_MAX / KV_PAGE_TOKENS)
+#define KV_SOURCES_MAX 8u /* Layers that own rows. */
+#define KV_LAYERS_MAX 64u
+#define KV_DRAFT_STAGES_MAX 4u
+#define KV_SPARE_TOKENS_MIN 4u
+#define KV_SPARE_TOKENS_MAX 128u
+
+/* Names. */
+#define KV_USER_NAME_MAX 64u
+#define KV_SESSION_NAME_MAX 128u /* [A-Za-z0-9._:-], 1 to 128 bytes. */
+#define KV_REQUEST_ID_MAX 64u
+
+/* Requests. */
+#define KV_ANCHORS_MAX 4u
+#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand. */
+#define KV_DECODE_TOKENS_MAX 65536u
+#define KV_MESSAGE_BYTES_MAX (8u << 20)
+#define KV_METADATA_BYTES_MAX 8192u
+#define KV_DEADLINE_MAX_MS 600000u /* Also the deadline of a call that names none. */
+#define KV_REQUESTS_INFLIGHT_MAX 256u
+#define KV_REQUESTS_PER_SESSION_MAX 64u /* Parked while a session loads. */
+#define KV_LIST_PAGE_MAX 1000u
+
+/* Checkpoints. */
+#define KV_REPLAYS_MAX 16u /* Positions of clipped replays one checkpoint can name. */
+#define KV_SESSIONS_MAX 1048576u
+#define KV_NODES_MAX 1048576u
+
+/* Threads and I/O. */
+#define KV_RING_DEPTH 128u
+#define KV_MANIFEST_BATCHES_MAX 256u /* Waiting for the writer. */
+#define KV_LOG_LINE_MAX 1024u
+#define KV_LOG_QUEUE_LINES 1024u
+#define KV_IO_ALIGN 4096u
+
+_Static_assert(KV_PROMPT_TOKENS_MAX % KV_PAGE_TOKENS == 0, "a session is whole pages");
+_Static_assert(4ull * KV_PROMPT_TOKENS_MAX + 65536 <= KV_MESSAGE_BYTES_MAX,
+               "the longest prompt fits one message");
+_Static_assert(KV_SPARE_TOKENS_MAX <= KV_PAGE_TOKENS, "spare rows reach one page back at most");

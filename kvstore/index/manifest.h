@@ -1,0 +1,84 @@
+#pragma once
+
+/*
+ * What is durable about sessions: small key-value records in RocksDB.  The index knows keys and
+ * values (format/manifest_record.h); this file knows only how to make them durable and read them.
+ *
+ * Two threads: one writer, which folds all batches waiting into one synced RocksDB WriteBatch, and
+ * one reader, which serves prefix scans, so a load never waits behind a sync.  Answers come back as
+ * messages into the mailbox named in the batch or scan.  After a failed sync every later batch fails
+ * with KV_IO until restart.
+ */
+
+#include "kvstore/base/mailbox.h"
+#include "kvstore/base/status.h"
+
+#include <stdint.h>
+
+struct kv_manifest;
+
+/* Creates the database if absent.  KV_INVALID: the directory is locked by another process;
+ * KV_IO / KV_CORRUPT: RocksDB's own words. */
+kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest,
+                           struct kv_error *err) KV_MUST_CHECK;
+/* Finishes what is queued, stops both threads. */
+void kv_manifest_close(struct kv_manifest *manifest);
+
+/* One record of a batch; value NULL deletes.  Memory belongs to the batch's owner until done. */
+struct kv_manifest_put {
+    const uint8_t *key;
+    uint32_t key_bytes;
+    const uint8_t *value;
+    uint32_t value_bytes;
+};
+
+struct kv_manifest_batch {
+    struct kv_msg msg; /* Posted to `reply` when durable (or failed); owner sets msg.run. */
+    struct kv_mailbox *reply;
+    const struct kv_manifest_put *puts;
+    uint32_t put_count;
+    kv_status status; /* Result. */
+    struct kv_manifest_batch *next; /* Owned by the manifest. */
+};
+void kv_manifest_write_post(struct kv_manifest *manifest, struct kv_manifest_batch *batch);
+
+/* Scan of a key prefix, in key order, from `start` (a full key, or the prefix itself).  Records are
+ * copied into `buf` as: u32 key_bytes, u32 value_bytes, key, value, ...; stops when the next one
+ * does not fit (more = true; *needed says how much room it wants) or after record_max. */
+struct kv_manifest_scan {
+    struct kv_msg msg;
+    struct kv_mailbox *reply;
+    const uint8_t *prefix;
+    uint32_t prefix_bytes;
+    const uint8_t *start; /* NULL: the prefix. */
+    uint32_t start_bytes;
+    uint32_t record_max;
+    uint8_t *buf;
+    uint32_t buf_bytes;
+    /* Results. */
+    kv_status status;
+    uint32_t used_bytes;
+    uint32_t record_count;
+    bool more;
+    struct kv_manifest_scan *next;
+};
+void kv_manifest_scan_post(struct kv_manifest *manifest, struct kv_manifest_scan *scan);
+
+/* Walks a scan's buffer: returns false at the end. *offset starts at 0. */
+bool kv_manifest_scan_next(const struct kv_manifest_scan *scan, uint32_t *offset,
+                           struct kv_manifest_put *ret_record);
+
+/* Start-up and tools, before any post: blocking on the calling thread. visit returns KV_OK to go
+ * on; anything else stops the scan and is returned. */
+typedef kv_status kv_manifest_visit_fn(void *context, const struct kv_manifest_put *record);
+kv_status kv_manifest_scan_now(struct kv_manifest *manifest, const uint8_t *prefix,
+                               uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
+                               struct kv_error *err) KV_MUST_CHECK;
+kv_status kv_manifest_write_now(struct kv_manifest *manifest, const struct kv_manifest_put *puts,
+                                uint32_t put_count, struct kv_error *err) KV_MUST_CHECK;
+
+struct kv_manifest_stats {
+    uint64_t batches, syncs, records; /* batches / syncs: how well group commit works. */
+    bool failed;
+};
+struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest); /* Any thread. */

@@ -1,0 +1,79 @@
+#pragma once
+
+/*
+ * Pages on SSD: segment files opened with O_DIRECT, page i of the tier at
+ *   segment i / pages_per_segment, offset 4096 + (i % pages_per_segment) * page_bytes.
+ *
+ * Owned by: shard.  The tier moves opaque pages; which page holds what is the index's business.
+ * Files: DIR/segment-%06u.kv, preallocated to segment_bytes when created; first 4 KiB is the segment
+ * header (format/segment_header.h).  Space is a bitmap in RAM, rebuilt from the index at start:
+ * an allocated page without a record is free after a restart.
+ */
+
+#include "kvstore/base/ring.h"
+#include "kvstore/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KV_SSD_PAGE_NONE UINT32_MAX
+
+struct kv_ssd;
+
+struct kv_ssd_options {
+    const char *dir; /* Exists. */
+    uint64_t bytes_max;
+    uint64_t segment_bytes;
+    uint32_t page_bytes;
+};
+
+/* Opens what is there, makes the first segment if there is none.  KV_INVALID: a segment was made
+ * with another page size (another model) or segment size, one sentence; KV_IO: cannot open, no
+ * O_DIRECT, or no space for the first segment. */
+kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
+                      struct kv_ssd **ret_ssd, struct kv_error *err) KV_MUST_CHECK;
+void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
+
+/* Recovery: claims one page.  KV_MISS: no such page (its segment file is missing); KV_CORRUPT: it
+ * is claimed already and `shared` is false. */
+kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
+
+/* All or nothing, preferably adjacent.  KV_BUSY: bytes_max reached; KV_IO: the file system is full
+ * or failing (sys_errno kept in err); KV_INVALID: read-only after a failed flush. */
+kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
+                       struct kv_error *err) KV_MUST_CHECK;
+void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
+
+struct kv_ssd_op;
+typedef void kv_ssd_done_fn(struct kv_ssd_op *op, kv_status status);
+
+struct kv_ssd_op {
+    uint32_t page;
+    uint8_t *buf; /* page_bytes, aligned to KV_IO_ALIGN. */
+    kv_ssd_done_fn *done;
+    struct kv_ring_op ring_op; /* Owned by the tier while in flight. */
+    struct kv_ssd *ssd;        /* Set by the tier. */
+};
+
+void kv_ssd_read_start(struct kv_ssd *ssd, struct kv_ssd_op *op);
+void kv_ssd_write_start(struct kv_ssd *ssd, struct kv_ssd_op *op);
+
+/* Flush of everything whose write completed before this call.  Waiting flushes are served by one
+ * fdatasync a segment (group commit): a flush that starts while another runs joins the next one. */
+struct kv_ssd_flush {
+    void (*done)(struct kv_ssd_flush *flush, kv_status status);
+    struct kv_ssd_flush *next; /* Owned by the tier. */
+};
+void kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush);
+
+struct kv_ssd_usage {
+    uint64_t bytes_max;      /* Configured. */
+    uint64_t bytes_used;     /* Allocated pages. */
+    uint64_t bytes_files;    /* Segment files on disk. */
+    uint64_t pages_read, pages_written, flushes;
+    uint64_t io_errors;
+    uint32_t ops_inflight;
+    bool read_only;
+    const char *read_only_reason; /* NULL while writable. */
+};
+struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd);
