@@ -1,0 +1,9 @@
+/*
+ * A sample.
+ */
+
+int kv_bad(int x)
+{
+    x = atoi(from);
+    return x;
+}

@@ -1,0 +1,9 @@
+/*
+ * A sample.
+ */
+
+int kv_bad(int x)
+{
+    sprintf(to, "%d", x);
+    return x;
+}

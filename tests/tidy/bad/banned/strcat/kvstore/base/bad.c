@@ -1,0 +1,9 @@
+/*
+ * A sample.
+ */
+
+int kv_bad(int x)
+{
+    strcat(to, from);
+    return x;
+}

@@ -1,0 +1,10 @@
+/*
+ * A sample.
+ */
+
+static int calls_count;
+
+int kv_bad(int x)
+{
+    return x + 1;
+}

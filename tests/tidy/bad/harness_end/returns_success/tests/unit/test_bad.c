@@ -1,0 +1,11 @@
+/*
+ * A sample.
+ */
+
+#include "tests/harness.h"
+
+int main(void)
+{
+    EXPECT(1 == 1);
+    return 0;
+}

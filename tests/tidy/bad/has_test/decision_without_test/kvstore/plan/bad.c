@@ -1,0 +1,8 @@
+/*
+ * A sample.
+ */
+
+int kv_bad(int x)
+{
+    return x + 1;
+}

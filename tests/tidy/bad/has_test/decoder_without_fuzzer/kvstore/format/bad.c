@@ -1,0 +1,8 @@
+/*
+ * A sample.
+ */
+
+int kv_bad_decode(int x)
+{
+    return x;
+}

@@ -1,0 +1,8 @@
+/*
+ * A sample.
+ */
+
+int main(void)
+{
+    return 0;
+}

@@ -1,0 +1,3 @@
+#pragma once
+
+int kv_bad(int x);

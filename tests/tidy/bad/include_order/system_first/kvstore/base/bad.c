@@ -1,0 +1,12 @@
+/*
+ * A sample.
+ */
+
+#include <stdio.h>
+
+#include "kvstore/base/good.h"
+
+int kv_bad(int x)
+{
+    return x + 1;
+}

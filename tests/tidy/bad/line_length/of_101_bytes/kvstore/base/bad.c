@@ -1,0 +1,9 @@
+/*
+ * A sample.
+ */
+
+int kv_bad(int x)
+{
+    /* aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa */
+    return x + 1;
+}

@@ -1,0 +1,1 @@
+int kv_bad(int x);

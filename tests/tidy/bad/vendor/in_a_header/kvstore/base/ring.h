@@ -1,0 +1,5 @@
+#pragma once
+
+#include <liburing.h>
+
+int kv_ring_depth(int x);
