@@ -1,0 +1,190 @@
+/*
+ * What every reason means and what to do about it: the one table behind error details, log lines
+ * and `cachectl explain`.
+ *
+ * A reason is part of the API: it may be added, never renamed and never given another gRPC status.
+ * The status says how a client should react (retry the same call, redo the operation, give up); the
+ * reason says which of the causes with that reaction it was.  The codes are written as numbers of
+ * the gRPC specification because this folder knows no gRPC header.
+ */
+
+#include "kvstore/format/reason.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+enum {
+    OUTCOME = 0,
+    CANCELLED = 1,
+    INVALID_ARGUMENT = 3,
+    DEADLINE_EXCEEDED = 4,
+    NOT_FOUND = 5,
+    ALREADY_EXISTS = 6,
+    PERMISSION_DENIED = 7,
+    RESOURCE_EXHAUSTED = 8,
+    FAILED_PRECONDITION = 9,
+    ABORTED = 10,
+    OUT_OF_RANGE = 11,
+    UNIMPLEMENTED = 12,
+    INTERNAL = 13,
+    UNAVAILABLE = 14,
+    UNAUTHENTICATED = 16,
+};
+
+#define REASON(name, code, cause, remedy) [KV_REASON_##name] = {#name, code, cause, remedy}
+
+static const struct kv_reason_info infos[KV_REASON_COUNT] = {
+    REASON(NONE, OUTCOME, "Everything stored was used, or nothing needs a reason.",
+           "Nothing to do."),
+    REASON(NEVER_STORED, OUTCOME, "No checkpoint of this session holds a prefix of the prompt.",
+           "Normal for a first turn; leave checkpoints on so that the next turn can resume."),
+    REASON(TOO_SHORT, OUTCOME,
+           "The stored prefix is no longer than one window, so computing it costs no more.",
+           "Nothing to do: the answer is exact."),
+    REASON(
+        DIVERGED, OUTCOME,
+        "The prompt leaves the stored history; the answer names the first position that differs.",
+        "Expected after an edit or a rollback; otherwise send the history unchanged."),
+    REASON(EXPIRED, OUTCOME, "The stored state passed its time to live.",
+           "Resume sooner, or raise pool.ttl, ssd.ttl or the session's ttl_ms."),
+    REASON(QUOTA, OUTCOME, "The state was removed because its user is over a quota.",
+           "Close old sessions, or ask the operator for a larger quota."),
+    REASON(CAPACITY, OUTCOME, "The state was removed because a tier was full.",
+           "Raise hbm.bytes, pool.bytes or ssd.bytes."),
+    REASON(ROLLED_BACK, OUTCOME, "The state belongs to a branch the session has left.",
+           "Nothing to do; roll back to a checkpoint of that branch to use it again."),
+    REASON(DELETED, OUTCOME, "The state was deleted by its owner.", "Compute it again."),
+    REASON(LOST_NODE, OUTCOME, "The node that held the state is gone.",
+           "Nothing to do: the state is computed again."),
+    REASON(CORRUPT, OUTCOME, "Stored bytes failed verification and were not used.",
+           "Nothing to do for the answer; look at the device and the log."),
+    REASON(MODEL_CHANGED, OUTCOME, "The state was made by another model or another version of it.",
+           "Nothing to do: state of another model never loads."),
+
+    REASON(SESSION_NOT_FOUND, NOT_FOUND, "There is no session of that id for this user.",
+           "Open it with OpenSession, or check the id and the token."),
+    REASON(SESSION_EXISTS, ALREADY_EXISTS,
+           "A session of that id exists with other parameters (kind, parent or ttl).",
+           "Use the same parameters, or another id."),
+    REASON(SESSION_ID_INVALID, INVALID_ARGUMENT,
+           "A session id is 1 to 128 bytes of letters, digits and any of . _ : -.",
+           "Choose an id of that form."),
+    REASON(SESSION_BUSY, ABORTED, "Another Prefill, Decode or Rollback of this session is running.",
+           "Wait for it, or cancel it, then try again."),
+    REASON(SESSION_KIND_INVALID, INVALID_ARGUMENT,
+           "The session kind is unknown, or does not go with the parent given: SUB needs a parent, "
+           "other kinds have none.",
+           "Use MAIN, SUB or EPHEMERAL; name a parent for SUB only."),
+    REASON(REQUEST_ID_INVALID, INVALID_ARGUMENT,
+           "A request id is empty or 1 to 64 printable ASCII characters without spaces.",
+           "Choose an id of that form, or leave it empty."),
+    REASON(TTL_INVALID, INVALID_ARGUMENT, "The time to live is longer than 30 days.",
+           "Ask for at most 2592000000 ms, or 0 for the server's default."),
+    REASON(STALE_EPOCH, FAILED_PRECONDITION,
+           "The session's epoch was raised since the one named in the call.",
+           "Read the session again with GetSession and decide anew."),
+    REASON(CHECKPOINT_NOT_FOUND, NOT_FOUND, "The session has no checkpoint of that id.",
+           "List them with GetSession, or send the whole prompt."),
+    REASON(CHECKPOINT_OTHER_BRANCH, FAILED_PRECONDITION,
+           "The checkpoint is not on the branch the session stands on.",
+           "Roll back to it first, or send the whole prompt."),
+    REASON(CHECKPOINT_ID_INVALID, INVALID_ARGUMENT, "A checkpoint id is exactly 16 bytes.",
+           "Send the id as the daemon returned it."),
+    REASON(CHECKPOINT_KIND_INVALID, INVALID_ARGUMENT, "The checkpoint kind is unknown.",
+           "Use PREFILL_END, DECODE_END, ANCHOR or MANUAL."),
+    REASON(LEVEL_INVALID, INVALID_ARGUMENT, "That level cannot be asked for in this call.",
+           "Use ACCEPTED, RAM or SSD; WaitDurable takes RAM or SSD."),
+    REASON(PAGE_TOKEN_INVALID, INVALID_ARGUMENT, "The page token was not made by this daemon.",
+           "Send next_page_token unchanged, or nothing to start again."),
+    REASON(PAGE_SIZE_INVALID, INVALID_ARGUMENT, "A page has at most 1000 sessions.",
+           "Ask for 1 to 1000, or 0 for 100."),
+
+    REASON(TOKENS_EMPTY, INVALID_ARGUMENT, "The token list is empty.",
+           "Send at least one token; to generate without new tokens call Decode."),
+    REASON(TOKENS_MALFORMED, INVALID_ARGUMENT,
+           "The token list is not a whole number of 4-byte little-endian ids.",
+           "Pack each id as u32 little-endian."),
+    REASON(TOKEN_OUT_OF_VOCAB, INVALID_ARGUMENT,
+           "A token id is not below the model's vocabulary size.",
+           "Use the tokenizer of this model; OpenSession names vocab_tokens."),
+    REASON(PROMPT_TOO_LONG, OUT_OF_RANGE, "The whole prompt is longer than 1048576 tokens.",
+           "Shorten or compact the conversation."),
+    REASON(STABLE_TOKENS_INVALID, INVALID_ARGUMENT, "stable_tokens lies beyond the prompt.",
+           "Name a position inside the prompt, or 0 for its end."),
+    REASON(ANCHORS_INVALID, INVALID_ARGUMENT,
+           "Anchors are at most 4 ascending positions inside the prompt.",
+           "Send fewer, in ascending order, none of them 0."),
+    REASON(MAX_TOKENS_INVALID, INVALID_ARGUMENT,
+           "max_tokens is not 1 to 65536, or fewer than the forced tokens.",
+           "Ask for 1 to 65536 tokens, at least as many as are forced."),
+    REASON(SAMPLING_INVALID, INVALID_ARGUMENT,
+           "A sampling parameter is out of range: temperature 0 to 10, top_p 0 to 1.",
+           "Correct the parameter; temperature 0 is greedy."),
+    REASON(STOP_TOKENS_INVALID, INVALID_ARGUMENT,
+           "There are more than 16 stop tokens, or one is outside the vocabulary.",
+           "Send at most 16 ids below vocab_tokens."),
+    REASON(FROM_POSITION_INVALID, OUT_OF_RANGE,
+           "from_position lies beyond what the session has generated.",
+           "Ask GetSession for the head position, or leave it 0."),
+    REASON(HEAD_EMPTY, FAILED_PRECONDITION, "The session stands at position 0: it has no tokens.",
+           "Send a prompt with Prefill first."),
+
+    REASON(HBM_FULL, RESOURCE_EXHAUSTED, "The HBM tier has no room for this session's pages.",
+           "Try again when others have finished, or raise hbm.bytes."),
+    REASON(SSD_FULL, RESOURCE_EXHAUSTED, "The SSD tier or its file system is full.",
+           "Free space, or raise ssd.bytes; the session goes on in memory."),
+    REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
+           "The SSD tier takes no writes since a write or flush failed.",
+           "See status and the log; restart after the device is repaired."),
+    REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
+           "Raise index.ram, or let old sessions expire."),
+    REASON(QUEUE_FULL, RESOURCE_EXHAUSTED, "Too many requests are in flight.",
+           "Wait at least the retry time in the answer, then try again."),
+    REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "All live sessions of the engine are busy.",
+           "Wait at least the retry time in the answer, or raise engine.live_sessions."),
+
+    REASON(MESSAGE_MALFORMED, INVALID_ARGUMENT, "The message is not a valid protobuf of its type.",
+           "Build the client from the .proto files of this version."),
+    REASON(MESSAGE_TOO_LARGE, RESOURCE_EXHAUSTED, "The message is larger than 8 MiB.",
+           "Send only the tokens after a parent checkpoint."),
+    REASON(TOKEN_MISSING, UNAUTHENTICATED, "The call has no bearer token, or more than one.",
+           "Send metadata `authorization: Bearer TOKEN`."),
+    REASON(TOKEN_UNKNOWN, UNAUTHENTICATED, "The bearer token is not in the token file.",
+           "Check the token; an operator adds its SHA-256 to server.token_file."),
+    REASON(ROLE_DENIED, PERMISSION_DENIED, "The token's role may not make this call.",
+           "Use a token of role harness for sessions, of role ops or stats for the daemon."),
+    REASON(DEADLINE, DEADLINE_EXCEEDED, "The deadline passed first; the result is unknown.",
+           "Call again with the same request_id, or allow more time."),
+    REASON(CANCELLED, CANCELLED, "The caller went away or the session was closed meanwhile.",
+           "Call again if the answer is still wanted."),
+    REASON(SHUTTING_DOWN, UNAVAILABLE, "The daemon is stopping.",
+           "Call again when it is back; stored checkpoints stay."),
+    REASON(NOT_IMPLEMENTED, UNIMPLEMENTED, "This version of the daemon does not have that yet.",
+           "Leave the call or the field out."),
+    REASON(UNKNOWN_METHOD, UNIMPLEMENTED, "No service of this daemon has a method of that name.",
+           "Check service and method name against the .proto files."),
+    REASON(CLOCK_NOT_VIRTUAL, FAILED_PRECONDITION, "The daemon runs on the real clock.",
+           "Start it with clock.mode = virtual to move its time."),
+    REASON(CLOCK_STEP_INVALID, INVALID_ARGUMENT, "A step of the clock is 1 ms to 365 days.",
+           "Move the clock in several steps."),
+    REASON(INTERNAL, INTERNAL, "The daemon met a state it should never reach.",
+           "Report it with the log around that time."),
+};
+
+const struct kv_reason_info *kv_reason_info(enum kv_reason reason)
+{
+    assert(reason < KV_REASON_COUNT);
+    assert(infos[reason].name != NULL);
+    return &infos[reason];
+}
+
+bool kv_reason_find(const char *name, enum kv_reason *ret_reason)
+{
+    for (unsigned i = 0; i < KV_REASON_COUNT; i++) {
+        if (strcmp(infos[i].name, name) != 0) continue;
+        *ret_reason = (enum kv_reason)i;
+        return true;
+    }
+    return false;
+}
