@@ -1,0 +1,116 @@
+#pragma once
+
+/*
+ * The worker thread: owns the engine's sessions (one per slot) and runs jobs for the shard.
+ *
+ * A job is embedded in a request's flow.  worker_post() hands it over; when it is finished its msg
+ * is posted to the mailbox named in it, with run set by the shard, and the worker no longer touches
+ * it.  Jobs of different slots take turns: between two chunks of prefill every decode job makes one
+ * step, so decoding never waits more than one chunk; prefill jobs share chunks round robin.
+ *
+ * The job names everything it needs: HBM pages, token ids, image bytes, slots to export into.  All
+ * of it stays valid and untouched by the shard until the job comes back.
+ */
+
+#include "engine/engine.h"
+#include "kvstore/base/clock.h"
+#include "kvstore/base/limits.h"
+#include "kvstore/base/log.h"
+#include "kvstore/base/mailbox.h"
+
+#include <stdatomic.h>
+
+struct worker;
+
+struct worker_options {
+    struct eng_model *model;
+    uint32_t slots;        /* Sessions that can hold windows at once. */
+    uint32_t chunk_tokens; /* Prefill tokens of one job between two looks at the others. */
+    struct kv_log *log;
+    const char *plant; /* Test builds: name of a planted bug; NULL. */
+};
+
+kv_status worker_create(const struct worker_options *options, struct worker **ret_worker,
+                        struct kv_error *err) KV_MUST_CHECK;
+void worker_destroy(struct worker *worker); /* After join. */
+void worker_run(void *worker);              /* The thread's body; returns after worker_stop. */
+void worker_stop(struct worker *worker);    /* Any thread; running jobs are cancelled first. */
+
+/* How the slot gets to its start position. */
+enum worker_start {
+    WORKER_CONTINUE,  /* It stands there: nothing to do. */
+    WORKER_RESET,     /* To 0. */
+    WORKER_CUT,       /* eng_session_cut(start_tokens). */
+    WORKER_IMPORT,    /* eng_session_import(image, image_state, ids, start_tokens). */
+    WORKER_ROWS_ONLY, /* eng_session_rows_only(ids, start_tokens). */
+};
+
+/* A place of a prefill where it stops as if the call ended there, and an image may be exported. */
+struct worker_stop_point {
+    uint32_t tokens; /* Ascending; the last one is the end of the prefill. */
+    uint8_t *export; /* image_bytes; NULL: no image. */
+    bool done;       /* Result: reached and exported. */
+    struct kv_image_state state; /* Result. */
+};
+
+struct worker_job {
+    struct kv_msg msg;        /* Owner sets run: called on the shard when finished. */
+    struct kv_mailbox *reply; /* The shard's. */
+    const atomic_bool *cancelled;
+    uint64_t deadline_ns; /* kv_clock_stopwatch_ns(); 0: none.  Like cancelled when passed. */
+
+    uint32_t slot;
+    enum worker_start start;
+    uint32_t start_tokens;
+    const uint8_t *image;
+    struct kv_image_state image_state;
+    uint8_t *const *pages;
+    uint32_t page_count;
+
+    /* Prefill part: runs first when prefill_to > start_tokens. */
+    const uint32_t *ids; /* [0, prefill_to) */
+    uint32_t replay_from; /* start_tokens, or below it after ROWS_ONLY. */
+    uint32_t prefill_to;
+    struct worker_stop_point stops[KV_STOPS_MAX];
+    uint32_t stop_count; /* At least 1 with a prefill part: the end. */
+
+    /* Decode part: runs after it when decode_max > 0.  Needs logits or a pending token.
+     * A pending token is processed first (it was sent before); then up to decode_max tokens are
+     * taken (forced, else sampled): each is written to out_tokens, and all but the last are
+     * processed; the last is left pending. */
+    uint32_t decode_max;
+    struct eng_sampling sampling;
+    const uint32_t *forced; /* forced_count ids; the decode ends with them. NULL: sample. */
+    uint32_t forced_count;
+    uint32_t stops_at[17]; /* Token ids that end the decode (eos included by the shard). */
+    uint32_t stops_at_count;
+    uint32_t *out_tokens;     /* decode_max */
+    uint32_t *out_crcs;       /* decode_max: kv_checksum of the logits each was taken from. */
+    atomic_uint out_count;    /* Release-stored after the entry is written. */
+    struct kv_msg progress;   /* Posted to reply after a token when progress_posted was false. */
+    atomic_bool progress_posted; /* The shard clears it in progress.run. */
+    uint8_t *decode_export;   /* Image at the end (with the pending token); NULL: none. */
+
+    /* An export-only job: no prefill, no decode: writes decode_export of the present state. */
+
+    /* Results. */
+    kv_status status; /* KV_OK, or KV_CANCELLED; KV_CORRUPT: import refused. */
+    bool kept;        /* The slot stands at `state`; false: the shard must forget the slot. */
+    bool stopped;     /* Decode ended on a stop token. */
+    bool has_logits;
+    struct kv_image_state state; /* eng_session_state() at the end. */
+    uint64_t queue_ns, run_ns;   /* Stopwatch. */
+
+    /* Owned by the worker. */
+    struct worker_job *next;
+    uint64_t posted_ns, begun_ns;
+    uint32_t phase, stop_index, decode_done;
+};
+
+void worker_post(struct worker *worker, struct worker_job *job);
+
+struct worker_stats {
+    uint64_t prefill_tokens, replay_tokens, decode_tokens, chunks, jobs;
+};
+struct worker_stats worker_stats(struct worker *worker); /* Any thread: atomics. */
+uint32_t worker_slots(const struct worker *worker);

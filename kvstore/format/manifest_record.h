@@ -1,0 +1,103 @@
+#pragma once
+
+/*
+ * Keys and values of the manifest.  Version 1; integers little-endian; every value starts with a
+ * version byte and ends with a CRC-32C of what comes before.  No token ids stand here: digests are
+ * salted per user.  Pure; any thread.
+ *
+ *   "M"                                  store: fingerprint, boot count, page and segment size
+ *   "U" user(16)                         user: name, salt
+ *   "S" session(16)                      session
+ *   "T" session(16) "N" checkpoint(16)   node of that session's tree
+ *   "T" session(16) "P" page uid u64 BE  page of that tree
+ */
+
+#include "kvstore/base/digest.h"
+#include "kvstore/base/limits.h"
+#include "kvstore/format/ids.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KV_RECORD_KEY_MAX 40u
+
+struct kv_record_store {
+    struct kv_digest model;
+    uint64_t boots; /* Starts so far: the high half of generations. */
+    uint32_t page_bytes;
+    uint32_t window_tokens;
+};
+
+struct kv_record_user {
+    char name[KV_USER_NAME_MAX + 1];
+    uint8_t salt[32];
+};
+
+struct kv_record_session {
+    struct kv_user_id user;
+    uint8_t kind;
+    uint64_t created_ms, used_ms, ttl_ms, epoch; /* Wall time. */
+    bool has_head;
+    struct kv_checkpoint_id head;
+    char name[KV_SESSION_NAME_MAX + 1];
+    char parent_name[KV_SESSION_NAME_MAX + 1];
+};
+
+struct kv_record_node {
+    struct kv_checkpoint_id id;
+    bool has_parent;
+    struct kv_checkpoint_id parent;
+    uint64_t model_tag; /* First 8 B of the fingerprint. */
+    uint32_t tokens;    /* t */
+    struct kv_digest digest;
+    uint8_t kind;
+    uint64_t created_ms, used_ms;
+    uint32_t replays[KV_REPLAYS_MAX]; /* H of each clipped replay, ascending. */
+    uint32_t replay_count;
+    uint32_t page_count;       /* Pages of its edge: floor(parent.t/128) .. (t-1)/128. */
+    const uint8_t *page_uids;  /* u64 LE each; borrowed from the value on decode. */
+};
+
+struct kv_record_page {
+    uint64_t uid;
+    uint32_t ssd_page;
+    uint64_t generation;
+    uint32_t position;
+    uint32_t count;
+    uint64_t tag; /* First 8 B of the chain digest at the page's start. */
+};
+
+/* Encoders write into buf (size *_MAX or the given function) and return the length. */
+#define KV_RECORD_STORE_MAX 128u
+#define KV_RECORD_USER_MAX 256u
+#define KV_RECORD_SESSION_MAX 512u
+#define KV_RECORD_PAGE_MAX 64u
+uint32_t kv_record_node_max(uint32_t page_count);
+
+uint32_t kv_record_store_encode(const struct kv_record_store *record, uint8_t *buf);
+uint32_t kv_record_user_encode(const struct kv_record_user *record, uint8_t *buf);
+uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_t *buf);
+uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf);
+uint32_t kv_record_page_encode(const struct kv_record_page *record, uint8_t *buf);
+
+/* KV_CORRUPT: length, version, checksum or a bound is wrong. */
+kv_status kv_record_store_decode(const uint8_t *value, uint32_t bytes,
+                                 struct kv_record_store *ret_record) KV_MUST_CHECK;
+kv_status kv_record_user_decode(const uint8_t *value, uint32_t bytes,
+                                struct kv_record_user *ret_record) KV_MUST_CHECK;
+kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
+                                   struct kv_record_session *ret_record) KV_MUST_CHECK;
+kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
+                                struct kv_record_node *ret_record) KV_MUST_CHECK;
+kv_status kv_record_page_decode(const uint8_t *value, uint32_t bytes,
+                                struct kv_record_page *ret_record) KV_MUST_CHECK;
+
+/* Keys; return the length. */
+uint32_t kv_key_store(uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_user(const struct kv_user_id *user, uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_session(const struct kv_session_id *session, uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_tree(const struct kv_session_id *session, uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_node(const struct kv_session_id *session, const struct kv_checkpoint_id *id,
+                     uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_page(const struct kv_session_id *session, uint64_t uid,
+                     uint8_t key[KV_RECORD_KEY_MAX]);
