@@ -1,0 +1,100 @@
+/*
+ * Every setting: name, type, range, default and what it means.
+ *
+ * This is the only list.  Parsing, range checks, --print-config (and with it deploy/cached.conf),
+ * --check-config and GetConfig all read it, so a setting that is not here does not exist and one
+ * that is here is documented.
+ */
+
+#include "cached/config.h"
+
+#include "kvstore/base/limits.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#define KIB 1024ull
+#define MIB (1024ull * KIB)
+#define GIB (1024ull * MIB)
+#define TIB (1024ull * GIB)
+#define HOUR_MS 3600000ull
+
+#define AT(field) (uint32_t)offsetof(struct cached_config, field)
+
+/* sun_path holds 108 bytes with the closing zero. */
+#define SOCKET_PATH_MAX 107u
+
+/* clang-format off */
+static const struct config_item items[CONFIG_KEY_COUNT] = {
+    [CONFIG_SERVER_SOCKET] = {"server.socket", CONFIG_TYPE_TEXT, AT(server_socket),
+        0, SOCKET_PATH_MAX, "", NULL,
+        "Unix socket to serve on; empty: none."},
+    [CONFIG_SERVER_LISTEN] = {"server.listen", CONFIG_TYPE_TEXT, AT(server_listen),
+        0, CONFIG_TEXT_MAX - 1, "", NULL,
+        "host:port to serve on, loopback only; port 0: any free port; empty: none."},
+    [CONFIG_SERVER_TOKEN_FILE] = {"server.token_file", CONFIG_TYPE_TEXT, AT(server_token_file),
+        0, CONFIG_TEXT_MAX - 1, "", NULL,
+        "Who may call: lines `user role sha256-of-token`; not readable by others."},
+    [CONFIG_SERVER_PID_FILE] = {"server.pid_file", CONFIG_TYPE_TEXT, AT(server_pid_file),
+        0, CONFIG_TEXT_MAX - 1, "", NULL,
+        "File to write the process id to; empty: none."},
+    [CONFIG_STATE_DIR] = {"state.dir", CONFIG_TYPE_TEXT, AT(state_dir),
+        0, CONFIG_TEXT_MAX - 32, "", NULL,
+        "Directory of the SSD tier and the manifest; one daemon at a time."},
+    [CONFIG_ENGINE_BACKEND] = {"engine.backend", CONFIG_TYPE_CHOICE, AT(engine_backend),
+        0, 0, "cpu", "cpu|synthetic",
+        "cpu computes; synthetic only moves bytes of the right size, for load tests."},
+    [CONFIG_ENGINE_MODEL_DIR] = {"engine.model_dir", CONFIG_TYPE_TEXT, AT(engine_model_dir),
+        0, CONFIG_TEXT_MAX - 1, "", NULL,
+        "Directory with config.json and model.safetensors; optional for synthetic."},
+    [CONFIG_ENGINE_CHUNK_TOKENS] = {"engine.chunk_tokens", CONFIG_TYPE_COUNT,
+        AT(engine_chunk_tokens), 1, 4096, "128", NULL,
+        "Tokens a prefill computes before others get their turn; never changes results."},
+    [CONFIG_ENGINE_LIVE_SESSIONS] = {"engine.live_sessions", CONFIG_TYPE_COUNT,
+        AT(engine_live_sessions), 1, 4096, "64", NULL,
+        "Sessions whose windows stay in the engine."},
+    [CONFIG_WINDOW_SPARE_TOKENS] = {"window.spare_tokens", CONFIG_TYPE_COUNT,
+        AT(window_spare_tokens), KV_SPARE_TOKENS_MIN, KV_SPARE_TOKENS_MAX, "16", NULL,
+        "Trailing tokens a prompt may drop and still resume exactly."},
+    [CONFIG_HBM_BYTES] = {"hbm.bytes", CONFIG_TYPE_BYTES, AT(hbm_bytes),
+        MIB, 64 * TIB, "256MiB", NULL,
+        "Memory for rows in use."},
+    [CONFIG_POOL_BYTES] = {"pool.bytes", CONFIG_TYPE_BYTES, AT(pool_bytes),
+        0, 64 * TIB, "0", NULL,
+        "Memory for window images; 0: pool.fraction of the machine's RAM."},
+    [CONFIG_POOL_FRACTION] = {"pool.fraction", CONFIG_TYPE_FRACTION, AT(pool_fraction),
+        1, 900, "0.10", NULL,
+        "Share of RAM for window images when pool.bytes is 0."},
+    [CONFIG_POOL_TTL] = {"pool.ttl", CONFIG_TYPE_TIME, AT(pool_ttl_ms),
+        1, 720 * HOUR_MS, "5min", NULL,
+        "Life of a window image from its last use."},
+    [CONFIG_SSD_BYTES] = {"ssd.bytes", CONFIG_TYPE_BYTES, AT(ssd_bytes),
+        MIB, 1024 * TIB, "10GiB", NULL,
+        "Space for rows on SSD."},
+    [CONFIG_SSD_SEGMENT_BYTES] = {"ssd.segment_bytes", CONFIG_TYPE_BYTES, AT(ssd_segment_bytes),
+        256 * KIB, GIB, "64MiB", NULL,
+        "Size of one segment file, a multiple of 4KiB; fixed once the directory is in use."},
+    [CONFIG_SSD_TTL] = {"ssd.ttl", CONFIG_TYPE_TIME, AT(ssd_ttl_ms),
+        1, 8760 * HOUR_MS, "72h", NULL,
+        "Life of rows from their last use."},
+    [CONFIG_INDEX_RAM] = {"index.ram", CONFIG_TYPE_BYTES, AT(index_ram_bytes),
+        MIB, TIB, "256MiB", NULL,
+        "Memory for the index: session records and checkpoints."},
+    [CONFIG_IO_BACKEND] = {"io.backend", CONFIG_TYPE_CHOICE, AT(io_backend),
+        0, 0, "auto", "auto|io_uring|pool",
+        "auto takes io_uring where the kernel allows it, else threads."},
+    [CONFIG_LOG_LEVEL] = {"log.level", CONFIG_TYPE_CHOICE, AT(log_level),
+        0, 0, "info", "debug|info|warn|error",
+        "Lines below this level are not written."},
+    [CONFIG_CLOCK_MODE] = {"clock.mode", CONFIG_TYPE_CHOICE, AT(clock_mode),
+        0, 0, "real", "real|virtual",
+        "virtual moves only by AdvanceClock, for trace replay and tests."},
+};
+/* clang-format on */
+
+const struct config_item *config_item(enum config_key key)
+{
+    assert(key < CONFIG_KEY_COUNT);
+    assert(items[key].key != NULL);
+    return &items[key];
+}
