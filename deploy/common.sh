@@ -207,11 +207,11 @@ build() { # FOLDER MESON_OPTION...
     fi
     progress "$name: configuring"
     /usr/bin/meson setup "${again[@]}" "$@" "$folder" "$ROOT" >>"$LOG" 2>&1 </dev/null ||
-        fail "meson could not configure $name: $(last_error) (log: $LOG)."
+        fail "meson could not configure $name/: $(last_error) (log: $LOG)."
     progress_end
     if ! /usr/bin/ninja -C "$folder" 2>&1 </dev/null | show_ninja "$name"; then
         grep -E -A 20 '^FAILED' "$LOG" | head -n 40 >&2 || true
-        fail "$name does not build: $(last_error) (log: $LOG)."
+        fail "building in $name/ failed: $(last_error) (log: $LOG)."
     fi
 }
 
