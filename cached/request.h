@@ -12,10 +12,11 @@
  */
 
 #include "kvstore/base/arena.h"
+#include "kvstore/base/digest.h"
+#include "kvstore/base/limits.h"
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
-#include "kvstore/base/digest.h"
 #include "kvstore/format/reason.h"
 
 #include <stdatomic.h>
