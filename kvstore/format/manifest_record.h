@@ -14,6 +14,7 @@
 
 #include "kvstore/base/digest.h"
 #include "kvstore/base/limits.h"
+#include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
 
 #include <stdbool.h>

@@ -1,0 +1,343 @@
+/*
+ * Encodes and checks the records of the manifest.  Version 1, by offset:
+ *
+ *   store    0 version, 1 model 32 B, 33 u64 boots, 41 u32 page_bytes, 45 u32 window_tokens, 49 crc
+ *   user     0 version, 1 salt 32 B, 33 u8 name length, 34 name, crc
+ *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms, 34 u64 ttl_ms,
+ *            42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length, 68 u8 parent name
+ *            length, 69 name, parent name, crc
+ *   node     0 version, 1 id 16 B, 17 u8 has_parent, 18 parent 16 B, 34 u64 model_tag, 42 u32
+ * tokens, 46 digest 32 B, 78 u8 kind, 79 u64 created_ms, 87 u64 used_ms, 95 u8 replay count, 96 u32
+ * page count, 100 u32 each replay, u64 each page uid, crc page     0 version, 1 u64 uid, 9 u32
+ * ssd_page, 13 u64 generation, 21 u32 position, 25 u32 count, 29 u64 tag, 37 crc
+ *
+ * A value has one encoding: a length follows from its contents, absent ids are zeros, flags are 0
+ * or 1, and a decoder refuses anything else.  The checksum is compared before any field is read.
+ */
+
+#include "kvstore/format/manifest_record.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/checksum.h"
+#include "kvstore/format/layout.h"
+
+#include <assert.h>
+
+enum { RECORD_VERSION = 1, CRC_BYTES = 4 };
+
+enum { STORE_BYTES = 49, USER_FIXED = 34, SESSION_FIXED = 69, NODE_FIXED = 100, PAGE_BYTES = 37 };
+
+_Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
+_Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
+_Static_assert(SESSION_FIXED + 2 * KV_SESSION_NAME_MAX + CRC_BYTES <= KV_RECORD_SESSION_MAX,
+               "a session fits");
+_Static_assert(PAGE_BYTES + CRC_BYTES <= KV_RECORD_PAGE_MAX, "a page record fits");
+_Static_assert(KV_SESSION_NAME_MAX <= UINT8_MAX && KV_USER_NAME_MAX <= UINT8_MAX,
+               "name lengths are bytes");
+
+/* Puts the checksum behind `bytes` of record; returns the whole length. */
+static uint32_t seal(uint8_t *buf, uint32_t bytes)
+{
+    kv_store32(buf + bytes, kv_checksum(buf, bytes));
+    return bytes + CRC_BYTES;
+}
+
+/* The value is at least fixed_bytes and a checksum long, of this version, and undamaged. */
+static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
+{
+    if (bytes < fixed_bytes + CRC_BYTES) return false;
+    if (value[0] != RECORD_VERSION) return false;
+    const uint32_t body_bytes = bytes - CRC_BYTES;
+    return kv_load32(value + body_bytes) == kv_checksum(value, body_bytes);
+}
+
+/* An optional id is 16 zero bytes when its flag is 0. */
+static bool read_optional_id(uint8_t flag, const uint8_t *at, bool *ret_has, uint8_t ret_id[16])
+{
+    static const uint8_t absent[16];
+    if (flag > 1) return false;
+    if (flag == 0 && memcmp(at, absent, sizeof(absent)) != 0) return false;
+    *ret_has = flag == 1;
+    memcpy(ret_id, at, 16);
+    return true;
+}
+
+static void write_optional_id(bool has, const uint8_t id[16], uint8_t *flag, uint8_t *at)
+{
+    *flag = has ? 1 : 0;
+    memset(at, 0, 16);
+    if (has) memcpy(at, id, 16);
+}
+
+static uint32_t name_length(const char *name, uint32_t max)
+{
+    const size_t length = strnlen(name, (size_t)max + 1);
+    assert(length <= max);
+    return (uint32_t)length;
+}
+
+/* Names are text: a NUL inside would make two different values read as one name. */
+static bool read_name(const uint8_t *at, uint32_t length, char *ret_name)
+{
+    if (memchr(at, 0, length) != NULL) return false;
+    memcpy(ret_name, at, length);
+    ret_name[length] = 0;
+    return true;
+}
+
+uint32_t kv_record_store_encode(const struct kv_record_store *record, uint8_t *buf)
+{
+    buf[0] = RECORD_VERSION;
+    memcpy(buf + 1, record->model.bytes, sizeof(record->model.bytes));
+    kv_store64(buf + 33, record->boots);
+    kv_store32(buf + 41, record->page_bytes);
+    kv_store32(buf + 45, record->window_tokens);
+    return seal(buf, STORE_BYTES);
+}
+
+kv_status kv_record_store_decode(const uint8_t *value, uint32_t bytes,
+                                 struct kv_record_store *ret_record)
+{
+    if (!is_sound(value, bytes, STORE_BYTES)) return KV_CORRUPT;
+    if (bytes != STORE_BYTES + CRC_BYTES) return KV_CORRUPT;
+
+    struct kv_record_store record = {
+        .boots = kv_load64(value + 33),
+        .page_bytes = kv_load32(value + 41),
+        .window_tokens = kv_load32(value + 45),
+    };
+    memcpy(record.model.bytes, value + 1, sizeof(record.model.bytes));
+    *ret_record = record;
+    return KV_OK;
+}
+
+uint32_t kv_record_user_encode(const struct kv_record_user *record, uint8_t *buf)
+{
+    const uint32_t length = name_length(record->name, KV_USER_NAME_MAX);
+    assert(length > 0);
+    buf[0] = RECORD_VERSION;
+    memcpy(buf + 1, record->salt, sizeof(record->salt));
+    buf[33] = (uint8_t)length;
+    memcpy(buf + USER_FIXED, record->name, length);
+    return seal(buf, USER_FIXED + length);
+}
+
+kv_status kv_record_user_decode(const uint8_t *value, uint32_t bytes,
+                                struct kv_record_user *ret_record)
+{
+    if (!is_sound(value, bytes, USER_FIXED)) return KV_CORRUPT;
+    const uint32_t length = value[33];
+    if (length < 1 || length > KV_USER_NAME_MAX) return KV_CORRUPT;
+    if (bytes != USER_FIXED + length + CRC_BYTES) return KV_CORRUPT;
+
+    struct kv_record_user record = {.name = {0}};
+    if (!read_name(value + USER_FIXED, length, record.name)) return KV_CORRUPT;
+    memcpy(record.salt, value + 1, sizeof(record.salt));
+    *ret_record = record;
+    return KV_OK;
+}
+
+uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_t *buf)
+{
+    const uint32_t length = name_length(record->name, KV_SESSION_NAME_MAX);
+    const uint32_t parent_length = name_length(record->parent_name, KV_SESSION_NAME_MAX);
+    assert(length > 0);
+    buf[0] = RECORD_VERSION;
+    memcpy(buf + 1, record->user.bytes, sizeof(record->user.bytes));
+    buf[17] = record->kind;
+    kv_store64(buf + 18, record->created_ms);
+    kv_store64(buf + 26, record->used_ms);
+    kv_store64(buf + 34, record->ttl_ms);
+    kv_store64(buf + 42, record->epoch);
+    write_optional_id(record->has_head, record->head.bytes, buf + 50, buf + 51);
+    buf[67] = (uint8_t)length;
+    buf[68] = (uint8_t)parent_length;
+    memcpy(buf + SESSION_FIXED, record->name, length);
+    memcpy(buf + SESSION_FIXED + length, record->parent_name, parent_length);
+    return seal(buf, SESSION_FIXED + length + parent_length);
+}
+
+kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
+                                   struct kv_record_session *ret_record)
+{
+    if (!is_sound(value, bytes, SESSION_FIXED)) return KV_CORRUPT;
+    const uint32_t length = value[67];
+    const uint32_t parent_length = value[68];
+    if (length < 1 || length > KV_SESSION_NAME_MAX) return KV_CORRUPT;
+    if (parent_length > KV_SESSION_NAME_MAX) return KV_CORRUPT;
+    if (bytes != SESSION_FIXED + length + parent_length + CRC_BYTES) return KV_CORRUPT;
+
+    struct kv_record_session record = {
+        .kind = value[17],
+        .created_ms = kv_load64(value + 18),
+        .used_ms = kv_load64(value + 26),
+        .ttl_ms = kv_load64(value + 34),
+        .epoch = kv_load64(value + 42),
+    };
+    const uint8_t *name = value + SESSION_FIXED;
+    memcpy(record.user.bytes, value + 1, sizeof(record.user.bytes));
+    if (!read_optional_id(value[50], value + 51, &record.has_head, record.head.bytes))
+        return KV_CORRUPT;
+    if (!read_name(name, length, record.name)) return KV_CORRUPT;
+    if (!read_name(name + length, parent_length, record.parent_name)) return KV_CORRUPT;
+    *ret_record = record;
+    return KV_OK;
+}
+
+static bool are_replays_valid(const uint32_t *replays, uint32_t count, uint32_t tokens)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (replays[i] == 0 || replays[i] > tokens) return false;
+        if (i > 0 && replays[i] <= replays[i - 1]) return false;
+    }
+    return true;
+}
+
+uint32_t kv_record_node_max(uint32_t page_count)
+{
+    assert(page_count <= KV_PAGES_PER_SESSION_MAX);
+    return NODE_FIXED + 4u * KV_REPLAYS_MAX + 8u * page_count + CRC_BYTES;
+}
+
+uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf)
+{
+    assert(record->tokens <= KV_PROMPT_TOKENS_MAX);
+    assert(record->replay_count <= KV_REPLAYS_MAX);
+    assert(record->page_count <= kv_pages_for(record->tokens));
+    assert(are_replays_valid(record->replays, record->replay_count, record->tokens));
+
+    buf[0] = RECORD_VERSION;
+    memcpy(buf + 1, record->id.bytes, sizeof(record->id.bytes));
+    write_optional_id(record->has_parent, record->parent.bytes, buf + 17, buf + 18);
+    kv_store64(buf + 34, record->model_tag);
+    kv_store32(buf + 42, record->tokens);
+    memcpy(buf + 46, record->digest.bytes, sizeof(record->digest.bytes));
+    buf[78] = record->kind;
+    kv_store64(buf + 79, record->created_ms);
+    kv_store64(buf + 87, record->used_ms);
+    buf[95] = (uint8_t)record->replay_count;
+    kv_store32(buf + 96, record->page_count);
+    for (uint32_t i = 0; i < record->replay_count; i++)
+        kv_store32(buf + NODE_FIXED + 4u * i, record->replays[i]);
+    const uint32_t uids_at = NODE_FIXED + 4u * record->replay_count;
+    if (record->page_count > 0) memcpy(buf + uids_at, record->page_uids, 8u * record->page_count);
+    return seal(buf, uids_at + 8u * record->page_count);
+}
+
+kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
+                                struct kv_record_node *ret_record)
+{
+    if (!is_sound(value, bytes, NODE_FIXED)) return KV_CORRUPT;
+
+    struct kv_record_node record = {
+        .model_tag = kv_load64(value + 34),
+        .tokens = kv_load32(value + 42),
+        .kind = value[78],
+        .created_ms = kv_load64(value + 79),
+        .used_ms = kv_load64(value + 87),
+        .replay_count = value[95],
+        .page_count = kv_load32(value + 96),
+    };
+    if (record.tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
+    if (record.replay_count > KV_REPLAYS_MAX) return KV_CORRUPT;
+    if (record.page_count > kv_pages_for(record.tokens)) return KV_CORRUPT;
+    const uint32_t uids_at = NODE_FIXED + 4u * record.replay_count;
+    if (bytes != uids_at + 8u * record.page_count + CRC_BYTES) return KV_CORRUPT;
+
+    for (uint32_t i = 0; i < record.replay_count; i++)
+        record.replays[i] = kv_load32(value + NODE_FIXED + 4u * i);
+    if (!are_replays_valid(record.replays, record.replay_count, record.tokens)) return KV_CORRUPT;
+    if (!read_optional_id(value[17], value + 18, &record.has_parent, record.parent.bytes))
+        return KV_CORRUPT;
+    memcpy(record.id.bytes, value + 1, sizeof(record.id.bytes));
+    memcpy(record.digest.bytes, value + 46, sizeof(record.digest.bytes));
+    record.page_uids = value + uids_at;
+    *ret_record = record;
+    return KV_OK;
+}
+
+static bool is_page_place_valid(uint32_t position, uint32_t count)
+{
+    return position % KV_PAGE_TOKENS == 0 && position < KV_PROMPT_TOKENS_MAX && count >= 1 &&
+           count <= KV_PAGE_TOKENS;
+}
+
+uint32_t kv_record_page_encode(const struct kv_record_page *record, uint8_t *buf)
+{
+    assert(is_page_place_valid(record->position, record->count));
+    buf[0] = RECORD_VERSION;
+    kv_store64(buf + 1, record->uid);
+    kv_store32(buf + 9, record->ssd_page);
+    kv_store64(buf + 13, record->generation);
+    kv_store32(buf + 21, record->position);
+    kv_store32(buf + 25, record->count);
+    kv_store64(buf + 29, record->tag);
+    return seal(buf, PAGE_BYTES);
+}
+
+kv_status kv_record_page_decode(const uint8_t *value, uint32_t bytes,
+                                struct kv_record_page *ret_record)
+{
+    if (!is_sound(value, bytes, PAGE_BYTES)) return KV_CORRUPT;
+    if (bytes != PAGE_BYTES + CRC_BYTES) return KV_CORRUPT;
+
+    const struct kv_record_page record = {
+        .uid = kv_load64(value + 1),
+        .ssd_page = kv_load32(value + 9),
+        .generation = kv_load64(value + 13),
+        .position = kv_load32(value + 21),
+        .count = kv_load32(value + 25),
+        .tag = kv_load64(value + 29),
+    };
+    if (!is_page_place_valid(record.position, record.count)) return KV_CORRUPT;
+    *ret_record = record;
+    return KV_OK;
+}
+
+uint32_t kv_key_store(uint8_t key[KV_RECORD_KEY_MAX])
+{
+    key[0] = 'M';
+    return 1;
+}
+
+static uint32_t key_with_id(uint8_t letter, const uint8_t id[16], uint8_t key[KV_RECORD_KEY_MAX])
+{
+    key[0] = letter;
+    memcpy(key + 1, id, 16);
+    return 17;
+}
+
+uint32_t kv_key_user(const struct kv_user_id *user, uint8_t key[KV_RECORD_KEY_MAX])
+{
+    return key_with_id('U', user->bytes, key);
+}
+
+uint32_t kv_key_session(const struct kv_session_id *session, uint8_t key[KV_RECORD_KEY_MAX])
+{
+    return key_with_id('S', session->bytes, key);
+}
+
+uint32_t kv_key_tree(const struct kv_session_id *session, uint8_t key[KV_RECORD_KEY_MAX])
+{
+    return key_with_id('T', session->bytes, key);
+}
+
+uint32_t kv_key_node(const struct kv_session_id *session, const struct kv_checkpoint_id *id,
+                     uint8_t key[KV_RECORD_KEY_MAX])
+{
+    uint32_t bytes = kv_key_tree(session, key);
+    key[bytes++] = 'N';
+    memcpy(key + bytes, id->bytes, sizeof(id->bytes));
+    return bytes + (uint32_t)sizeof(id->bytes);
+}
+
+uint32_t kv_key_page(const struct kv_session_id *session, uint64_t uid,
+                     uint8_t key[KV_RECORD_KEY_MAX])
+{
+    uint32_t bytes = kv_key_tree(session, key);
+    key[bytes++] = 'P';
+    /* Big-endian, so that RocksDB's order is the order of uids. */
+    for (int shift = 56; shift >= 0; shift -= 8)
+        key[bytes++] = (uint8_t)(uid >> shift);
+    return bytes;
+}
