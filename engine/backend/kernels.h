@@ -1,0 +1,80 @@
+#pragma once
+
+/*
+ * The inner loops, once per instruction set, all with the same bits.
+ *
+ * Every output element is one sum in one fixed order without fused multiply-add, so neither the
+ * number of tokens in a call nor the vector width shows in a result.  Pure; any thread.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ENG_LANES 16u
+
+/* y = W x.  Packed: blocks of 16 output rows, each [k][16]; n is padded with zero rows to 16. */
+struct eng_matrix {
+    float *packed;
+    uint32_t n;
+    uint32_t k;
+};
+
+static inline uint32_t eng_pad_lanes(uint32_t n)
+{
+    return (n + ENG_LANES - 1) / ENG_LANES * ENG_LANES;
+}
+
+struct eng_matmul_args {
+    const float *packed; /* First block. */
+    uint32_t n;          /* Output rows, written in whole blocks: y rows hold eng_pad_lanes(n). */
+    uint32_t k;
+    const float *x; /* count rows. */
+    size_t x_stride;
+    float *y;
+    size_t y_stride;
+    uint32_t count;
+    bool round_bf16;
+};
+
+/* One query against its keys (model-v41.md 2.3).  Columns stand in blocks of 64; a key is `dim`
+ * floats and serves as its value. */
+struct eng_attend_args {
+    const float *q; /* heads x dim */
+    uint32_t heads;
+    uint32_t dim; /* multiple of 16 */
+    float scale;
+    const float *sink;   /* heads */
+    const float *window; /* window_valid rows, columns 0.. */
+    uint32_t window_valid;
+    uint32_t window_columns; /* Compressed rows begin at this column. */
+    const float *compressed;
+    uint32_t compressed_count;
+    float *o; /* heads x dim, fp32 */
+};
+
+struct eng_kernels {
+    const char *name;
+    void (*matmul)(const struct eng_matmul_args *args);
+    void (*attend)(const struct eng_attend_args *args);
+    /* Round trip through FP8 in groups of 32 (count is a multiple of 32). */
+    void (*quantize)(const float *x, size_t count, float *y);
+    /* y = bf16(w x / rms(x)). */
+    void (*rms)(const float *x, const float *w, size_t count, float eps, float *y);
+    /* 1 / rms of x, fp32. */
+    float (*rms_inverse)(const float *x, size_t count, float eps);
+    /* y = bf16(sum of g[i] x[i]), 4 streams of `dim`. */
+    void (*collapse)(const float *x, const float *g, size_t dim, float *y);
+    /* x[j] = bf16(post[j] o + sum over i of comb[4 i + j] x[i]), in place. */
+    void (*expand)(float *x, const float *o, const float *post, const float *comb, size_t dim);
+    /* h = bf16(silu(min(a, limit)) clamp(b, limit) weight). */
+    void (*gate)(const float *a, const float *b, size_t count, float limit, float weight, float *h);
+};
+
+/* The best this machine has, and each by index for the test that compares them (NULL: no more, or
+ * not on this machine). */
+const struct eng_kernels *eng_kernels_best(void);
+const struct eng_kernels *eng_kernels_at(unsigned index);
+
+/* exp in fp32 with multiply and add only: the same bits on every machine; 0 below -87. */
+float eng_exp(float x);

@@ -1,0 +1,395 @@
+/*
+ * Reads config.json (HF field names, text fields under `text_config`) and refuses what the engine
+ * could not compute exactly as written.
+ *
+ * Every number is range-checked before anything is derived from it, so later code multiplies
+ * dimensions without further thought.  The encoder ends where the last row source stands: it is
+ * also the candidate source, has ratio 1, and is the first decoder layer (model-v41.md 3.1).
+ */
+
+#include "engine/model/config.h"
+
+#include "engine/model/quant.h"
+#include "kvstore/base/bytes.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+
+struct reader {
+    const char *path;
+    const json_t *object;
+    struct kv_error *err;
+    kv_status status; /* Sticky: the first field that fails is the one reported. */
+};
+
+static const json_t *field(struct reader *reader, const char *name)
+{
+    const json_t *value = json_object_get(reader->object, name);
+    if (value == NULL && reader->status == KV_OK)
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: field %s is missing", reader->path, name);
+    return value;
+}
+
+static uint32_t read_u32(struct reader *reader, const char *name, uint32_t min, uint32_t max)
+{
+    const json_t *value = field(reader, name);
+    if (reader->status != KV_OK) return min;
+    if (!json_is_integer(value)) {
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be an integer", reader->path, name);
+        return min;
+    }
+    const json_int_t number = json_integer_value(value);
+    if (number < (json_int_t)min || number > (json_int_t)max) {
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be %u to %u, found %lld",
+                                 reader->path, name, min, max, (long long)number);
+        return min;
+    }
+    return (uint32_t)number;
+}
+
+static uint32_t read_u32_or(struct reader *reader, const char *name, uint32_t otherwise,
+                            uint32_t max)
+{
+    if (json_object_get(reader->object, name) == NULL) return otherwise;
+    return read_u32(reader, name, 0, max);
+}
+
+static void need_multiple(struct reader *reader, const char *name, uint32_t value, uint32_t unit)
+{
+    if (reader->status == KV_OK && value % unit != 0)
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be a multiple of %u, found %u",
+                    reader->path, name, unit, value);
+}
+
+static float read_float(struct reader *reader, const char *name, double min, double max)
+{
+    const json_t *value = field(reader, name);
+    if (reader->status != KV_OK) return (float)min;
+    const double number = json_is_number(value) ? json_number_value(value) : NAN;
+    if (!(number >= min && number <= max)) {
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be a number %g to %g",
+                                 reader->path, name, min, max);
+        return (float)min;
+    }
+    return (float)number;
+}
+
+static void need_text(struct reader *reader, const char *name, const char *want)
+{
+    const json_t *value = field(reader, name);
+    if (reader->status != KV_OK) return;
+    const char *found = json_is_string(value) ? json_string_value(value) : "(not a string)";
+    if (strcmp(found, want) != 0)
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be \"%s\", found \"%.40s\"",
+                                 reader->path, name, want, found);
+}
+
+/* Returns the count; at most `max` values below `limit`. */
+static uint32_t read_list(struct reader *reader, const char *name, uint32_t *list, uint32_t max,
+                          uint32_t limit)
+{
+    const json_t *value = field(reader, name);
+    if (reader->status != KV_OK) return 0;
+    const size_t count = json_is_array(value) ? json_array_size(value) : max + (size_t)1;
+    if (count > max) {
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be a list of at most %u integers",
+                    reader->path, name, max);
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const json_t *item = json_array_get(value, i);
+        const json_int_t number = json_is_integer(item) ? json_integer_value(item) : -1;
+        if (number < 0 || number >= (json_int_t)limit) {
+            reader->status =
+                KV_FAIL(reader->err, KV_INVALID, "%s: %s[%zu] must be an integer below %u",
+                        reader->path, name, i, limit);
+            return 0;
+        }
+        list[i] = (uint32_t)number;
+    }
+    return (uint32_t)count;
+}
+
+static void read_dims(struct reader *reader, struct eng_config *config)
+{
+    config->vocab = read_u32(reader, "vocab_size", 16, 1u << 20);
+    config->hidden = read_u32(reader, "hidden_size", 32, 16384);
+    config->layers = read_u32(reader, "num_hidden_layers", 2, KV_LAYERS_MAX);
+    config->heads = read_u32(reader, "num_attention_heads", 1, 256);
+    (void)read_u32(reader, "num_key_value_heads", 1, 1);
+    config->head_dim = read_u32(reader, "head_dim", 32, 1024);
+    config->rope_dim = read_u32(reader, "qk_rope_head_dim", 2, 256);
+    config->q_lora = read_u32(reader, "q_lora_rank", 32, 8192);
+    config->o_groups = read_u32(reader, "o_groups", 1, 64);
+    config->o_lora = read_u32(reader, "o_lora_rank", 16, 8192);
+    config->window = read_u32(reader, "sliding_window", 1, 4096);
+    config->index_heads = read_u32(reader, "index_n_heads", 1, 256);
+    config->index_dim = read_u32(reader, "index_head_dim", 32, 512);
+    config->index_topk = read_u32(reader, "index_topk", 1, 4096);
+    config->candidate_blocks = read_u32(reader, "candidate_topk_blocks", 1, 8192);
+    config->candidate_block = read_u32(reader, "candidate_block_size", 1, 64);
+    config->experts = read_u32(reader, "n_routed_experts", 1, 1024);
+    config->experts_active = read_u32(reader, "num_experts_per_tok", 1, 64);
+    (void)read_u32(reader, "n_shared_experts", 1, 1);
+    config->moe_width = read_u32(reader, "moe_intermediate_size", 32, 16384);
+    (void)read_u32(reader, "hc_mult", ENG_STREAMS, ENG_STREAMS);
+    config->sinkhorn_iters = read_u32(reader, "hc_sinkhorn_iters", 1, 1000);
+    need_multiple(reader, "hidden_size", config->hidden, 32);
+    need_multiple(reader, "head_dim", config->head_dim, 32);
+    need_multiple(reader, "qk_rope_head_dim", config->rope_dim, 2);
+    need_multiple(reader, "q_lora_rank", config->q_lora, 32);
+    need_multiple(reader, "o_lora_rank", config->o_lora, 16);
+    need_multiple(reader, "o_groups x o_lora_rank", config->o_groups * config->o_lora, 32);
+    need_multiple(reader, "num_attention_heads", config->heads, config->o_groups);
+    need_multiple(reader, "index_head_dim", config->index_dim, 32);
+    need_multiple(reader, "moe_intermediate_size", config->moe_width, 32);
+}
+
+static void read_numbers(struct reader *reader, struct eng_config *config)
+{
+    config->hc_eps = read_float(reader, "hc_eps", 0, 1);
+    config->rms_eps = read_float(reader, "rms_norm_eps", 0, 1);
+    config->route_scale = read_float(reader, "routed_scaling_factor", 0, 1000);
+    config->swiglu_limit = read_float(reader, "swiglu_limit", 1e-3, 1e6);
+    config->rope_theta = read_float(reader, "rope_theta", 1, 1e9);
+    config->compress_theta = read_float(reader, "compress_rope_theta", 1, 1e9);
+    need_text(reader, "scoring_func", "sqrtsoftplus");
+    need_text(reader, "topk_method", "noaux_tc");
+    if (reader->status == KV_OK && !json_is_true(json_object_get(reader->object, "norm_topk_prob")))
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: norm_topk_prob must be true", reader->path);
+
+    struct reader scaling = *reader;
+    scaling.object = field(reader, "rope_scaling");
+    scaling.status = reader->status;
+    need_text(&scaling, "rope_type", "yarn");
+    config->yarn_factor = read_float(&scaling, "factor", 1, 1e6);
+    config->yarn_beta_fast = read_float(&scaling, "beta_fast", 1e-3, 1e6);
+    config->yarn_beta_slow = read_float(&scaling, "beta_slow", 1e-3, 1e6);
+    config->yarn_original = read_u32(&scaling, "original_max_position_embeddings", 1, 1u << 24);
+    reader->status = scaling.status;
+}
+
+/* The source of a layer is the last one at or before it. */
+static void assign_sources(struct eng_config *config, const uint32_t *index_layers, uint32_t count)
+{
+    for (uint32_t layer = 0; layer < config->layers; layer++) {
+        config->rows_source[layer] = ENG_NO_SOURCE;
+        config->index_source[layer] = ENG_NO_SOURCE;
+        if (config->ratio[layer] == 0) continue;
+        for (uint32_t i = 0; i < config->source_count; i++)
+            if (config->source_layers[i] <= layer) config->rows_source[layer] = i;
+        for (uint32_t i = 0; i < count; i++)
+            if (index_layers[i] <= layer) config->index_source[layer] = index_layers[i];
+    }
+}
+
+static const char *topology_fault(const struct eng_config *config, const uint32_t *index_layers,
+                                  uint32_t index_count, uint32_t candidate_source)
+{
+    if (config->source_count == 0 || index_count == 0)
+        return "kv_source_layer_ids and index_source_layer_ids must not be empty";
+    for (uint32_t i = 1; i < config->source_count; i++)
+        if (config->source_layers[i] <= config->source_layers[i - 1])
+            return "kv_source_layer_ids must ascend";
+    for (uint32_t i = 1; i < index_count; i++)
+        if (index_layers[i] <= index_layers[i - 1]) return "index_source_layer_ids must ascend";
+    const uint32_t last = config->source_layers[config->source_count - 1];
+    if (candidate_source != last)
+        return "candidate_source_layer_id must be the last of kv_source_layer_ids";
+    if (last == 0 || last >= config->layers) return "the last kv source must leave an encoder";
+    if (config->ratio[last] != 1) return "the last kv source must have compress ratio 1";
+    for (uint32_t layer = 0; layer < config->layers; layer++) {
+        if (config->ratio[layer] == 0) {
+            if (eng_config_owns_rows(config, layer)) return "a kv source has compress ratio 0";
+            continue;
+        }
+        const uint32_t rows = config->rows_source[layer];
+        const uint32_t list = config->index_source[layer];
+        if (rows == ENG_NO_SOURCE || list == ENG_NO_SOURCE)
+            return "a layer with a compress ratio stands before the first source";
+        if (config->ratio[config->source_layers[rows]] != config->ratio[layer])
+            return "compress_ratios of a layer and of its kv source differ";
+        if (list < config->source_layers[rows])
+            return "every kv source must also be an index source";
+        if (layer < last && eng_config_owns_list(config, layer) &&
+            !eng_config_owns_rows(config, layer))
+            return "an encoder layer reindexes, which has no candidates to choose from";
+    }
+    const uint64_t worst = (uint64_t)(config->candidate_blocks - 1) * config->candidate_block + 1;
+    if (worst < config->index_topk)
+        return "(candidate_topk_blocks - 1) x candidate_block_size + 1 must reach index_topk";
+    if (64 % config->candidate_block != 0) return "candidate_block_size must divide 64";
+    if (config->experts_active > config->experts)
+        return "num_experts_per_tok exceeds n_routed_experts";
+    if (config->rope_dim > config->head_dim || config->rope_dim > config->index_dim)
+        return "qk_rope_head_dim exceeds head_dim or index_head_dim";
+    return NULL;
+}
+
+static void read_topology(struct reader *reader, struct eng_config *config)
+{
+    uint32_t ratios[KV_LAYERS_MAX + KV_DRAFT_STAGES_MAX];
+    uint32_t index_layers[KV_LAYERS_MAX];
+    uint32_t engrams[KV_LAYERS_MAX];
+
+    config->draft_stages = read_u32_or(reader, "num_nextn_predict_layers", 0, KV_DRAFT_STAGES_MAX);
+    config->engram_layers = 0;
+    if (json_object_get(reader->object, "engram_layer_ids") != NULL)
+        config->engram_layers =
+            read_list(reader, "engram_layer_ids", engrams, KV_LAYERS_MAX, config->layers);
+    const uint32_t count = read_list(reader, "compress_ratios", ratios, KV_ARRAY_COUNT(ratios), 3);
+    config->source_count = read_list(reader, "kv_source_layer_ids", config->source_layers,
+                                     KV_SOURCES_MAX, config->layers);
+    const uint32_t index_count =
+        read_list(reader, "index_source_layer_ids", index_layers, KV_LAYERS_MAX, config->layers);
+    const uint32_t candidate_source =
+        read_u32(reader, "candidate_source_layer_id", 0, config->layers - 1);
+    if (reader->status != KV_OK) return;
+    if (count != config->layers && count != config->layers + config->draft_stages) {
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: compress_ratios must have %u entries, found %u",
+                    reader->path, config->layers + config->draft_stages, count);
+        return;
+    }
+    memcpy(config->ratio, ratios, config->layers * sizeof(*ratios));
+    assign_sources(config, index_layers, index_count);
+    config->encoder_layers = candidate_source;
+    const char *fault = topology_fault(config, index_layers, index_count, candidate_source);
+    if (fault != NULL)
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s", reader->path, fault);
+}
+
+static void read_root(struct reader *reader, const json_t *root, struct eng_config *config)
+{
+    struct reader top = {
+        .path = reader->path, .object = root, .err = reader->err, .status = reader->status};
+    const json_t *name = json_object_get(root, "_name_or_path");
+    const char *text = json_is_string(name) ? json_string_value(name) : "deepseek_v41";
+    const char *slash = strrchr(text, '/');
+
+    need_text(&top, "model_type", "deepseek_v41");
+    config->eos = read_u32(&top, "eos_token_id", 0, config->vocab - 1);
+    config->image_id = read_u32_or(&top, "image_token_id", UINT32_MAX, UINT32_MAX);
+    reader->status = top.status;
+    (void)snprintf(config->name, sizeof(config->name), "%s", slash != NULL ? slash + 1 : text);
+}
+
+kv_status eng_config_parse(const char *path, const char *text, size_t count,
+                           struct eng_config *ret_config, struct kv_error *err)
+{
+    json_error_t fault;
+    struct eng_config config = {0};
+    struct reader reader = {.path = path, .err = err, .status = KV_OK};
+
+    json_t *root = json_loadb(text, count, JSON_REJECT_DUPLICATES, &fault);
+    if (root == NULL)
+        return KV_FAIL(err, KV_INVALID, "%s: line %d: %s", path, fault.line, fault.text);
+    reader.object = json_object_get(root, "text_config");
+    if (!json_is_object(reader.object)) reader.object = root;
+    if (!json_is_object(root))
+        reader.status = KV_FAIL(err, KV_INVALID, "%s: must be a JSON object", path);
+    if (reader.status == KV_OK) read_dims(&reader, &config);
+    if (reader.status == KV_OK) read_numbers(&reader, &config);
+    if (reader.status == KV_OK) read_topology(&reader, &config);
+    if (reader.status == KV_OK) read_root(&reader, root, &config);
+    json_decref(root);
+    if (reader.status == KV_OK) *ret_config = config;
+    return reader.status;
+}
+
+void eng_config_tiny(struct eng_config *config)
+{
+    static const uint32_t sources[] = {2, 4, 6, 8};
+    static const uint32_t lists[] = {2, 4, 6, 8, 10, 12, 14};
+
+    *config = (struct eng_config){
+        .name = "tiny",
+        .eos = 1,
+        .image_id = 510,
+        .vocab = 512,
+        .hidden = 128,
+        .layers = 16,
+        .encoder_layers = 8,
+        .window = 16,
+        .heads = 4,
+        .head_dim = 64,
+        .rope_dim = 16,
+        .q_lora = 64,
+        .o_groups = 2,
+        .o_lora = 32,
+        .index_heads = 2,
+        .index_dim = 32,
+        .index_topk = 16,
+        .candidate_blocks = 4,
+        .candidate_block = 8,
+        .experts = 8,
+        .experts_active = 2,
+        .moe_width = 64,
+        .sinkhorn_iters = 20,
+        .hc_eps = 1e-6f,
+        .rms_eps = 1e-20f,
+        .route_scale = 1.5f,
+        .swiglu_limit = 10.0f,
+        .rope_theta = 1e4f,
+        .compress_theta = 1.6e5f,
+        .yarn_factor = 16,
+        .yarn_beta_fast = 32,
+        .yarn_beta_slow = 1,
+        .yarn_original = 64,
+        .source_count = 4,
+    };
+    memcpy(config->source_layers, sources, sizeof(sources));
+    for (uint32_t layer = 0; layer < config->layers; layer++)
+        config->ratio[layer] = layer < 2 ? 0 : layer < 8 ? 2 : 1;
+    assign_sources(config, lists, KV_ARRAY_COUNT(lists));
+}
+
+kv_status eng_config_check_supported(const char *path, const struct eng_config *config,
+                                     struct kv_error *err)
+{
+    if (config->engram_layers > 0)
+        return KV_FAIL(err, KV_INVALID,
+                       "%s: engram_layer_ids must be empty: this engine has no Engram lookup, "
+                       "found %u layers",
+                       path, config->engram_layers);
+    if (config->draft_stages > 0)
+        return KV_FAIL(err, KV_INVALID,
+                       "%s: num_nextn_predict_layers must be 0: this engine does not draft, "
+                       "found %u",
+                       path, config->draft_stages);
+    return KV_OK;
+}
+
+kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_tokens,
+                            struct kv_layout *ret_layout, struct kv_error *err)
+{
+    struct kv_layout layout = {
+        .vocab_tokens = config->vocab,
+        .window_tokens = config->window,
+        .spare_tokens = spare_tokens,
+        .encoder_layers = config->encoder_layers,
+        .decoder_layers = config->layers - config->encoder_layers,
+        .draft_stages = config->draft_stages,
+        .window_row_bytes = (uint32_t)eng_window_row_bytes(config->head_dim),
+        .source_count = config->source_count,
+    };
+    for (uint32_t i = 0; i < config->source_count; i++) {
+        const uint32_t layer = config->source_layers[i];
+        layout.sources[i] = (struct kv_source){
+            .layer = layer,
+            .ratio = config->ratio[layer],
+            .main_bytes = (uint32_t)eng_main_row_bytes(config->head_dim),
+            .index_bytes = (uint32_t)eng_index_row_bytes(config->index_dim),
+            .tail_bytes = config->ratio[layer] == 2 ? 8 * config->head_dim : 0,
+        };
+    }
+    const kv_status status = kv_layout_finish(&layout, err);
+    if (status == KV_OK) *ret_layout = layout;
+    return status;
+}

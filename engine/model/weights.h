@@ -1,0 +1,53 @@
+#pragma once
+
+/*
+ * The weights of a model in the form the kernels read: fp32, packed by 16 outputs.  Every released
+ * format (FP8 tiles, MXFP4, BF16) is exact in fp32.
+ *
+ * Owned by: the model.  Immutable after loading; any thread.
+ */
+
+#include "engine/backend/kernels.h"
+#include "engine/model/config.h"
+#include "engine/model/safetensors.h"
+
+struct eng_expert {
+    struct eng_matrix w1, w3, w2; /* gate, up, down */
+};
+
+struct eng_hc {
+    struct eng_matrix fn; /* 24 x 4 hidden */
+    float base[24];
+    float scale[3];
+};
+
+struct eng_layer {
+    struct eng_hc hc_attn, hc_ffn;
+    float *attn_norm, *ffn_norm, *q_norm, *kv_norm, *sink;
+    struct eng_matrix wq_a, wq_b, wkv, wo_a, wo_b;
+    /* Layers that own rows; wgate only with ratio 2. */
+    struct eng_matrix cmp_wkv, cmp_wgate, ix_wk;
+    float *cmp_norm, *ix_k_norm;
+    /* Layers that own a list. */
+    struct eng_matrix ix_wq_b, ix_proj;
+    struct eng_matrix gate;
+    float *gate_bias, *gate_bias_vl;
+    struct eng_expert *experts;
+    struct eng_expert shared;
+};
+
+struct eng_weights {
+    struct eng_layer *layers;
+    float *embed; /* vocab x hidden */
+    float *norm;
+    struct eng_matrix head;
+    float *rope_plain; /* Frequencies, rope_dim / 2 each. */
+    float *rope_yarn;
+    uint64_t bytes;
+    void **blocks; /* Everything above, for freeing. */
+    size_t block_count, block_max;
+};
+
+kv_status eng_weights_load(const struct eng_config *config, struct eng_safetensors *file,
+                           struct eng_weights *ret_weights, struct kv_error *err) KV_MUST_CHECK;
+void eng_weights_fini(struct eng_weights *weights);
