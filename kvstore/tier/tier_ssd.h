@@ -5,9 +5,9 @@
  *   segment i / pages_per_segment, offset 4096 + (i % pages_per_segment) * page_bytes.
  *
  * Owned by: shard.  The tier moves opaque pages; which page holds what is the index's business.
- * Files: DIR/segment-%06u.kv, preallocated to segment_bytes when created; first 4 KiB is the segment
- * header (format/segment_header.h).  Space is a bitmap in RAM, rebuilt from the index at start:
- * an allocated page without a record is free after a restart.
+ * Files: DIR/segment-%06u.kv, preallocated to segment_bytes when created; first 4 KiB is the
+ * segment header (format/segment_header.h).  Space is a bitmap in RAM, rebuilt from the index at
+ * start: an allocated page without a record is free after a restart.
  */
 
 #include "kvstore/base/ring.h"
@@ -28,8 +28,9 @@ struct kv_ssd_options {
 };
 
 /* Opens what is there, makes the first segment if there is none.  KV_INVALID: a segment was made
- * with another page size (another model) or segment size, one sentence; KV_IO: cannot open, no
- * O_DIRECT, or no space for the first segment. */
+ * with another page size (another model) or segment size, or bytes_max holds no segment, one
+ * sentence; KV_CORRUPT: a segment's header is unreadable or its file was cut; KV_IO: cannot open,
+ * no O_DIRECT, or no space for the first segment. */
 kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
                       struct kv_ssd **ret_ssd, struct kv_error *err) KV_MUST_CHECK;
 void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
@@ -67,10 +68,10 @@ struct kv_ssd_flush {
 void kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush);
 
 struct kv_ssd_usage {
-    uint64_t bytes_max;      /* Configured. */
-    uint64_t bytes_used;     /* Allocated pages. */
-    uint64_t bytes_files;    /* Segment files on disk. */
-    uint64_t pages_read, pages_written, flushes;
+    uint64_t bytes_max;                          /* Configured. */
+    uint64_t bytes_used;                         /* Allocated pages. */
+    uint64_t bytes_files;                        /* Segment files on disk. */
+    uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
     uint64_t io_errors;
     uint32_t ops_inflight;
     bool read_only;

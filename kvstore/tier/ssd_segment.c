@@ -1,0 +1,190 @@
+/*
+ * One preallocated file on the SSD tier.
+ *
+ * Its blocks are reserved before the first page is written, so a full disk shows when a segment is
+ * made and never in the middle of a page.  Order of making: reserve, header, fdatasync, fsync of
+ * the directory.  A crash before the header leaves zeros (or no bytes), which open() takes for a
+ * segment still to be completed; a crash before the directory's fsync may lose the name, and with
+ * it only pages no record can point to yet.
+ */
+
+#include "kvstore/tier/ssd_segment.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
+#include "kvstore/format/segment_header.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NAME_BYTES 24u
+
+struct name {
+    char text[NAME_BYTES];
+};
+
+static struct name name_of(uint32_t number)
+{
+    struct name name;
+    assert(number <= KV_SSD_SEGMENT_NUMBER_MAX);
+    (void)snprintf(name.text, sizeof(name.text), "segment-%06" PRIu32 ".kv", number);
+    return name;
+}
+
+bool kv_ssd_segment_parse(const char *name, uint32_t *ret_number)
+{
+    static const char prefix[] = "segment-";
+    if (strncmp(name, prefix, sizeof(prefix) - 1) != 0) return false;
+    const char *digits = name + sizeof(prefix) - 1;
+    uint32_t number = 0;
+    for (int i = 0; i < 6; i++) {
+        if (digits[i] < '0' || digits[i] > '9') return false;
+        number = number * 10 + (uint32_t)(digits[i] - '0');
+    }
+    if (strcmp(digits + 6, ".kv") != 0) return false;
+    *ret_number = number;
+    return true;
+}
+
+static kv_status write_header(const struct kv_ssd_place *place, const char *name, uint32_t number,
+                              int fd, uint8_t *bytes, struct kv_error *err)
+{
+    const struct kv_segment_header header = {
+        .segment_bytes = place->segment_bytes,
+        .page_bytes = place->page_bytes,
+        .number = number,
+    };
+    kv_segment_header_encode(&header, bytes);
+    errno = 0; /* A short write has none of its own. */
+    if (pwrite(fd, bytes, KV_SEGMENT_HEADER_BYTES, 0) != (ssize_t)KV_SEGMENT_HEADER_BYTES)
+        return KV_FAIL_ERRNO(err, KV_IO, "write the header of '%s/%s'", place->dir, name);
+    if (fdatasync(fd) != 0) return KV_FAIL_ERRNO(err, KV_IO, "sync '%s/%s'", place->dir, name);
+    return KV_OK;
+}
+
+/* Reserve, header, durable name. */
+static kv_status complete(const struct kv_ssd_place *place, const char *name, uint32_t number,
+                          int fd, struct kv_error *err)
+{
+    errno = posix_fallocate(fd, 0, (off_t)place->segment_bytes);
+    if (errno != 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "reserve %" PRIu64 " B for '%s/%s'", place->segment_bytes,
+                             place->dir, name);
+
+    uint8_t *bytes = aligned_alloc(KV_IO_ALIGN, KV_SEGMENT_HEADER_BYTES);
+    if (bytes == NULL) return KV_FAIL(err, KV_NOMEM, "make '%s/%s'", place->dir, name);
+    const kv_status status = write_header(place, name, number, fd, bytes, err);
+    free(bytes);
+    if (status != KV_OK) return status;
+
+    if (fsync(place->dir_fd) != 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", place->dir);
+    return KV_OK;
+}
+
+static kv_status open_file(const struct kv_ssd_place *place, const char *name, int flags,
+                           int *ret_fd, struct kv_error *err)
+{
+    const int fd = openat(place->dir_fd, name, O_RDWR | O_DIRECT | O_CLOEXEC | flags, 0600);
+    if (fd < 0 && errno == EINVAL)
+        return KV_FAIL_ERRNO(err, KV_IO, "the file system of '%s' has no O_DIRECT", place->dir);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open '%s/%s'", place->dir, name);
+    *ret_fd = fd;
+    return KV_OK;
+}
+
+kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
+                                struct kv_error *err)
+{
+    const struct name name = name_of(number);
+    int fd = -1;
+    kv_status status = open_file(place, name.text, O_CREAT | O_EXCL, &fd, err);
+    if (status == KV_OK) status = complete(place, name.text, number, fd, err);
+    if (status != KV_OK) goto fail;
+    *ret_fd = fd;
+    return KV_OK;
+
+fail:
+    /* fd < 0: the name may be somebody else's, or the file was never made. */
+    if (fd >= 0) {
+        (void)close(fd);
+        (void)unlinkat(place->dir_fd, name.text, 0);
+    }
+    return status;
+}
+
+static kv_status check_header(const struct kv_ssd_place *place, const char *name, uint32_t number,
+                              uint64_t file_bytes, const uint8_t *bytes, struct kv_error *err)
+{
+    struct kv_segment_header header;
+    const kv_status status = kv_segment_header_decode(bytes, &header);
+    if (status == KV_MISS) return KV_MISS;
+    if (status != KV_OK)
+        return KV_FAIL(err, KV_CORRUPT,
+                       "'%s/%s' has an unreadable header; move it away to start without its pages",
+                       place->dir, name);
+    if (header.page_bytes != place->page_bytes)
+        return KV_FAIL(err, KV_INVALID,
+                       "'%s/%s' was made for pages of %" PRIu32 " B (another model); this model's "
+                       "have %" PRIu32 " B",
+                       place->dir, name, header.page_bytes, place->page_bytes);
+    if (header.segment_bytes != place->segment_bytes)
+        return KV_FAIL(err, KV_INVALID,
+                       "'%s/%s' was made with segments of %" PRIu64 " B; configured are %" PRIu64
+                       " B",
+                       place->dir, name, header.segment_bytes, place->segment_bytes);
+    if (header.number != number)
+        return KV_FAIL(err, KV_INVALID, "'%s/%s' is segment %" PRIu32 " under another name",
+                       place->dir, name, header.number);
+    if (file_bytes < place->segment_bytes)
+        return KV_FAIL(err, KV_CORRUPT,
+                       "'%s/%s' was cut to %" PRIu64 " B; move it away to start without its pages",
+                       place->dir, name, file_bytes);
+    return KV_OK;
+}
+
+static kv_status read_and_check(const struct kv_ssd_place *place, const char *name, uint32_t number,
+                                int fd, struct kv_error *err)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "look at '%s/%s'", place->dir, name);
+    if (info.st_size == 0) return KV_MISS;
+
+    uint8_t *bytes = aligned_alloc(KV_IO_ALIGN, KV_SEGMENT_HEADER_BYTES);
+    if (bytes == NULL) return KV_FAIL(err, KV_NOMEM, "open '%s/%s'", place->dir, name);
+    kv_status status;
+    const ssize_t got = pread(fd, bytes, KV_SEGMENT_HEADER_BYTES, 0);
+    if (got < 0) {
+        status = KV_FAIL_ERRNO(err, KV_IO, "read the header of '%s/%s'", place->dir, name);
+    } else {
+        /* What a cut file lacks decodes as no header of ours. */
+        memset(bytes + got, 0xff, KV_SEGMENT_HEADER_BYTES - (size_t)got);
+        status = check_header(place, name, number, (uint64_t)info.st_size, bytes, err);
+    }
+    free(bytes);
+    return status;
+}
+
+kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
+                              struct kv_error *err)
+{
+    const struct name name = name_of(number);
+    int fd = -1;
+    kv_status status = open_file(place, name.text, 0, &fd, err);
+    if (status != KV_OK) goto fail;
+    status = read_and_check(place, name.text, number, fd, err);
+    if (status == KV_MISS) status = complete(place, name.text, number, fd, err);
+    if (status != KV_OK) goto fail;
+    *ret_fd = fd;
+    return KV_OK;
+
+fail:
+    if (fd >= 0) (void)close(fd);
+    return status;
+}

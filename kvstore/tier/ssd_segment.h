@@ -1,0 +1,30 @@
+#pragma once
+
+/* Segment files of the SSD tier: making and opening them.  Blocking; at start, and when the tier
+ * needs another file.  Owned by: shard. */
+
+#include "kvstore/base/status.h"
+
+#include <stdint.h>
+
+#define KV_SSD_SEGMENT_NUMBER_MAX 999999u /* Six digits in the name. */
+
+struct kv_ssd_place {
+    int dir_fd;
+    const char *dir; /* For messages. */
+    uint64_t segment_bytes;
+    uint32_t page_bytes;
+};
+
+/* Makes DIR/segment-NUMBER.kv, which must not exist: reserved in full, header durable, name
+ * durable.  KV_IO with path and errno; nothing is left behind then. */
+kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
+                                struct kv_error *err) KV_MUST_CHECK;
+
+/* Opens it, and completes one that a crash left without a header.  KV_INVALID: made with another
+ * page or segment size, or under another name; KV_CORRUPT: unreadable header or cut file. */
+kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
+                              struct kv_error *err) KV_MUST_CHECK;
+
+/* False: not the name of a segment file. */
+bool kv_ssd_segment_parse(const char *name, uint32_t *ret_number);

@@ -1,0 +1,34 @@
+#pragma once
+
+/* Which pages of the SSD tier are free: a bitmap in RAM.  A page is absent (its segment is not
+ * there), free or used.  Owned by: shard. */
+
+#include "kvstore/base/status.h"
+
+#include <stdint.h>
+
+struct kv_ssd_space {
+    uint64_t *taken;   /* Bit set: used or absent. */
+    uint64_t *present; /* Bit set: used or free. */
+    uint32_t page_max;
+    uint32_t free_count;
+    uint32_t used_count;
+    uint32_t lowest; /* No page below it is free. */
+};
+
+/* All pages absent. */
+kv_status kv_ssd_space_init(struct kv_ssd_space *space, uint32_t page_max) KV_MUST_CHECK;
+void kv_ssd_space_fini(struct kv_ssd_space *space);
+
+/* Pages first .. first + count - 1, all absent, become free. */
+void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count);
+
+/* KV_MISS: absent or no such page; KV_CORRUPT: used already. */
+kv_status kv_ssd_space_claim(struct kv_ssd_space *space, uint32_t page) KV_MUST_CHECK;
+
+/* Asserts count <= free_count.  The lowest run of `count` adjacent free pages, else the lowest
+ * free pages; in rising order. */
+void kv_ssd_space_alloc(struct kv_ssd_space *space, uint32_t count, uint32_t *ret_pages);
+
+/* Asserts that the page is used. */
+void kv_ssd_space_free(struct kv_ssd_space *space, uint32_t page);

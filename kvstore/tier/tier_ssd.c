@@ -1,0 +1,418 @@
+/*
+ * Pages on SSD: space, page I/O and group commit over a few large files.
+ *
+ * Files are only ever added, the lowest missing number first, and never beyond bytes_max.  The next
+ * one is made when less than a quarter of a segment is free, so that a put seldom waits for the
+ * milliseconds a new file takes; failing to make it early is no error, because nobody needs it yet.
+ *
+ * Group commit: one round of fdatasyncs over the segments written since the last round serves every
+ * flush that waits.  A flush that comes during a round joins the next one, because the round may
+ * have passed its write already; unless nothing was written since the round began, when the round
+ * covers it too.  After a failed fdatasync the kernel may have dropped the dirty data and report
+ * success next time, so there is no second try: the tier is read-only until restart.
+ */
+
+#include "kvstore/tier/tier_ssd.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
+#include "kvstore/format/segment_header.h"
+#include "kvstore/tier/ssd_segment.h"
+#include "kvstore/tier/ssd_space.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct segment {
+    int fd;     /* -1: no such file. */
+    bool dirty; /* Written since its last fdatasync was started. */
+    struct kv_ring_op sync;
+    struct kv_ssd *ssd;
+};
+
+/* Owned by: shard. */
+struct kv_ssd {
+    struct kv_ring *ring;
+    struct kv_ssd_place place;
+    char *dir;
+    uint64_t bytes_max;
+    uint32_t pages_per_segment;
+    uint32_t page_max; /* What bytes_max allows. */
+    struct segment *segments;
+    uint32_t segment_max; /* Length of the array; also holds files beyond bytes_max. */
+    uint32_t segment_count;
+    bool ahead_failed; /* Until a segment that is needed can be made again. */
+    struct kv_ssd_space space;
+
+    struct kv_ssd_flush *waiting; /* Next round, in order. */
+    struct kv_ssd_flush *waiting_last;
+    struct kv_ssd_flush *serving; /* This round. */
+    uint32_t syncs_inflight;      /* 0: no round runs. */
+    uint32_t dirty_count;
+
+    uint64_t pages_read;
+    uint64_t pages_written;
+    uint64_t flushes;
+    uint64_t io_errors;
+    uint32_t ops_inflight;
+    char read_only_reason[160]; /* Empty: writable. */
+};
+
+/* ---- open and close ---- */
+
+static kv_status options_check(const struct kv_ssd_options *options, struct kv_error *err)
+{
+    assert(options->page_bytes > 0);
+    assert(options->page_bytes % KV_IO_ALIGN == 0);
+    if (options->segment_bytes % KV_IO_ALIGN != 0 ||
+        options->segment_bytes < (uint64_t)KV_SEGMENT_HEADER_BYTES + options->page_bytes)
+        return KV_FAIL(err, KV_INVALID,
+                       "SSD segments of %" PRIu64 " B: want a multiple of %u B with room for one "
+                       "page of %" PRIu32 " B and %u B of header",
+                       options->segment_bytes, KV_IO_ALIGN, options->page_bytes,
+                       KV_SEGMENT_HEADER_BYTES);
+    if (options->bytes_max < options->segment_bytes)
+        return KV_FAIL(err, KV_INVALID,
+                       "the SSD tier may use %" PRIu64 " B, less than one segment of %" PRIu64 " B",
+                       options->bytes_max, options->segment_bytes);
+    return KV_OK;
+}
+
+/* Highest segment number in the directory, plus one; 0 when there is none. */
+static kv_status segments_count(const char *dir, uint32_t *ret_count, struct kv_error *err)
+{
+    DIR *entries = opendir(dir);
+    if (entries == NULL) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", dir);
+    uint32_t count = 0;
+    errno = 0;
+    for (const struct dirent *entry; (entry = readdir(entries)) != NULL; errno = 0) {
+        uint32_t number;
+        if (kv_ssd_segment_parse(entry->d_name, &number)) count = KV_MAX(count, number + 1);
+    }
+    const int read_errno = errno;
+    (void)closedir(entries);
+    errno = read_errno;
+    if (read_errno != 0) return KV_FAIL_ERRNO(err, KV_IO, "read directory '%s'", dir);
+    *ret_count = count;
+    return KV_OK;
+}
+
+static void segment_take(struct kv_ssd *ssd, uint32_t number, int fd)
+{
+    assert(ssd->segments[number].fd < 0);
+    ssd->segments[number].fd = fd;
+    ssd->segment_count++;
+    kv_ssd_space_add(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
+}
+
+static kv_status segments_open(struct kv_ssd *ssd, struct kv_error *err)
+{
+    DIR *entries = opendir(ssd->dir);
+    if (entries == NULL) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", ssd->dir);
+    kv_status status = KV_OK;
+    for (const struct dirent *entry; status == KV_OK && (entry = readdir(entries)) != NULL;) {
+        uint32_t number;
+        if (!kv_ssd_segment_parse(entry->d_name, &number) || number >= ssd->segment_max) continue;
+        int fd;
+        status = kv_ssd_segment_open(&ssd->place, number, &fd, err);
+        if (status == KV_OK) segment_take(ssd, number, fd);
+    }
+    (void)closedir(entries);
+    return status;
+}
+
+static kv_status segment_add(struct kv_ssd *ssd, struct kv_error *err)
+{
+    uint32_t number = 0;
+    while (ssd->segments[number].fd >= 0)
+        number++;
+    assert(number < ssd->segment_max);
+    int fd;
+    const kv_status status = kv_ssd_segment_create(&ssd->place, number, &fd, err);
+    if (status == KV_OK) {
+        segment_take(ssd, number, fd);
+        ssd->ahead_failed = false;
+    }
+    return status;
+}
+
+static bool segment_allowed(const struct kv_ssd *ssd)
+{
+    return (uint64_t)(ssd->segment_count + 1) * ssd->place.segment_bytes <= ssd->bytes_max;
+}
+
+static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct kv_error *err)
+{
+    const uint64_t allowed = ssd->bytes_max / ssd->place.segment_bytes;
+    const uint64_t segments = KV_MAX(allowed, found_count);
+    if (segments > KV_SSD_SEGMENT_NUMBER_MAX + 1u ||
+        segments * ssd->pages_per_segment >= KV_SSD_PAGE_NONE)
+        return KV_FAIL(err, KV_INVALID,
+                       "%" PRIu64 " SSD segments of %" PRIu32 " pages are too many; choose larger "
+                       "segments or less space",
+                       segments, ssd->pages_per_segment);
+    ssd->segment_max = (uint32_t)segments;
+    ssd->page_max = (uint32_t)allowed * ssd->pages_per_segment;
+    ssd->segments = calloc(ssd->segment_max, sizeof(*ssd->segments));
+    if (ssd->segments == NULL) return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
+    for (uint32_t i = 0; i < ssd->segment_max; i++)
+        ssd->segments[i] = (struct segment){.fd = -1, .ssd = ssd};
+    if (kv_ssd_space_init(&ssd->space, ssd->segment_max * ssd->pages_per_segment) != KV_OK)
+        return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
+    return KV_OK;
+}
+
+kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
+                      struct kv_ssd **ret_ssd, struct kv_error *err)
+{
+    kv_status status = options_check(options, err);
+    if (status != KV_OK) return status;
+    struct kv_ssd *ssd = calloc(1, sizeof(*ssd));
+    if (ssd == NULL) return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
+
+    uint32_t found_count = 0;
+    ssd->ring = ring;
+    ssd->bytes_max = options->bytes_max;
+    ssd->pages_per_segment =
+        (uint32_t)((options->segment_bytes - KV_SEGMENT_HEADER_BYTES) / options->page_bytes);
+    ssd->place = (struct kv_ssd_place){
+        .dir_fd = -1, .segment_bytes = options->segment_bytes, .page_bytes = options->page_bytes};
+    ssd->dir = strdup(options->dir);
+    ssd->place.dir = ssd->dir;
+    if (ssd->dir == NULL) {
+        status = KV_FAIL(err, KV_NOMEM, "open the SSD tier");
+        goto fail;
+    }
+    ssd->place.dir_fd = open(ssd->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (ssd->place.dir_fd < 0) {
+        status = KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", ssd->dir);
+        goto fail;
+    }
+    status = segments_count(ssd->dir, &found_count, err);
+    if (status == KV_OK) status = tables_create(ssd, found_count, err);
+    if (status == KV_OK) status = segments_open(ssd, err);
+    if (status == KV_OK && ssd->segment_count == 0) status = segment_add(ssd, err);
+    if (status != KV_OK) goto fail;
+    *ret_ssd = ssd;
+    return KV_OK;
+
+fail:
+    kv_ssd_close(ssd);
+    return status;
+}
+
+void kv_ssd_close(struct kv_ssd *ssd)
+{
+    if (ssd == NULL) return;
+    assert(ssd->ops_inflight == 0);
+    assert(ssd->syncs_inflight == 0);
+    for (uint32_t i = 0; ssd->segments != NULL && i < ssd->segment_max; i++)
+        if (ssd->segments[i].fd >= 0) (void)close(ssd->segments[i].fd);
+    if (ssd->place.dir_fd >= 0) (void)close(ssd->place.dir_fd);
+    kv_ssd_space_fini(&ssd->space);
+    free(ssd->segments);
+    free(ssd->dir);
+    free(ssd);
+}
+
+/* ---- space ---- */
+
+kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_claim(&ssd->space, page);
+}
+
+kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
+                       struct kv_error *err)
+{
+    assert(count > 0);
+    if (ssd->read_only_reason[0] != '\0')
+        return KV_FAIL(err, KV_INVALID, "the SSD tier is read-only: %s", ssd->read_only_reason);
+    if (ssd->space.used_count > ssd->page_max || count > ssd->page_max - ssd->space.used_count)
+        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used",
+                       ssd->space.used_count, ssd->page_max);
+
+    while (ssd->space.free_count < count) {
+        /* Holes below found files can leave fewer pages than page_max says. */
+        if (!segment_allowed(ssd))
+            return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free",
+                           ssd->space.free_count);
+        const kv_status status = segment_add(ssd, err);
+        if (status != KV_OK) {
+            ssd->io_errors++;
+            return status;
+        }
+    }
+    kv_ssd_space_alloc(&ssd->space, count, ret_pages);
+
+    if (ssd->space.free_count < ssd->pages_per_segment / 4 && !ssd->ahead_failed &&
+        segment_allowed(ssd))
+        ssd->ahead_failed = segment_add(ssd, NULL) != KV_OK;
+    return KV_OK;
+}
+
+void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
+{
+    kv_ssd_space_free(&ssd->space, page);
+}
+
+/* ---- pages ---- */
+
+static void dirty_mark(struct kv_ssd *ssd, uint32_t page)
+{
+    struct segment *segment = &ssd->segments[page / ssd->pages_per_segment];
+    if (segment->dirty) return;
+    segment->dirty = true;
+    ssd->dirty_count++;
+}
+
+static void page_done(struct kv_ring_op *ring_op)
+{
+    struct kv_ssd_op *op = KV_CONTAINER_OF(ring_op, struct kv_ssd_op, ring_op);
+    struct kv_ssd *ssd = op->ssd;
+    const bool is_write = ring_op->verb == KV_RING_WRITE;
+    ssd->ops_inflight--;
+    if (ring_op->status != KV_OK) {
+        ssd->io_errors++;
+    } else if (is_write) {
+        ssd->pages_written++;
+    } else {
+        ssd->pages_read++;
+    }
+    if (is_write) dirty_mark(ssd, op->page);
+    op->done(op, ring_op->status);
+}
+
+static void page_start(struct kv_ssd *ssd, struct kv_ssd_op *op, enum kv_ring_verb verb)
+{
+    const uint32_t number = op->page / ssd->pages_per_segment;
+    const uint32_t index = op->page % ssd->pages_per_segment;
+    assert(number < ssd->segment_max);
+    assert(ssd->segments[number].fd >= 0);
+    assert((uintptr_t)op->buf % KV_IO_ALIGN == 0);
+
+    op->ssd = ssd;
+    op->ring_op = (struct kv_ring_op){
+        .verb = verb,
+        .fd = ssd->segments[number].fd,
+        .buf = op->buf,
+        .bytes = ssd->place.page_bytes,
+        .offset = KV_SEGMENT_HEADER_BYTES + (uint64_t)index * ssd->place.page_bytes,
+        .done = page_done,
+    };
+    ssd->ops_inflight++;
+    kv_ring_start(ssd->ring, &op->ring_op);
+}
+
+void kv_ssd_read_start(struct kv_ssd *ssd, struct kv_ssd_op *op)
+{
+    page_start(ssd, op, KV_RING_READ);
+}
+
+void kv_ssd_write_start(struct kv_ssd *ssd, struct kv_ssd_op *op)
+{
+    page_start(ssd, op, KV_RING_WRITE);
+}
+
+/* ---- flush ---- */
+
+static void sync_done(struct kv_ring_op *ring_op);
+
+static void sync_start(struct kv_ssd *ssd, struct segment *segment)
+{
+    if (segment->dirty) ssd->dirty_count--;
+    segment->dirty = false;
+    segment->sync = (struct kv_ring_op){.verb = KV_RING_SYNC, .fd = segment->fd, .done = sync_done};
+    ssd->syncs_inflight++;
+    kv_ring_start(ssd->ring, &segment->sync);
+}
+
+static void round_start(struct kv_ssd *ssd)
+{
+    struct segment *any = NULL;
+    ssd->serving = ssd->waiting;
+    ssd->waiting = NULL;
+    ssd->waiting_last = NULL;
+    for (uint32_t i = 0; i < ssd->segment_max; i++) {
+        struct segment *segment = &ssd->segments[i];
+        if (segment->fd < 0) continue;
+        any = segment;
+        if (segment->dirty) sync_start(ssd, segment);
+    }
+    /* done() must not run inside start: with nothing to sync, a clean file's fdatasync brings us
+     * back here by way of the ring, at little cost. */
+    assert(any != NULL);
+    if (ssd->syncs_inflight == 0) sync_start(ssd, any);
+}
+
+static void round_end(struct kv_ssd *ssd)
+{
+    struct kv_ssd_flush *finished[2] = {ssd->serving, NULL};
+    ssd->serving = NULL;
+    const bool failed = ssd->read_only_reason[0] != '\0';
+    /* Nothing written since the round began: it covers those that came meanwhile. */
+    if (failed || ssd->dirty_count == 0) {
+        finished[1] = ssd->waiting;
+        ssd->waiting = NULL;
+        ssd->waiting_last = NULL;
+    }
+    if (ssd->waiting != NULL) round_start(ssd);
+
+    for (int i = 0; i < 2; i++) {
+        for (struct kv_ssd_flush *flush = finished[i]; flush != NULL;) {
+            struct kv_ssd_flush *next = flush->next; /* done() may start or free it. */
+            flush->done(flush, failed ? KV_IO : KV_OK);
+            flush = next;
+        }
+    }
+}
+
+static void sync_done(struct kv_ring_op *ring_op)
+{
+    struct segment *segment = KV_CONTAINER_OF(ring_op, struct segment, sync);
+    struct kv_ssd *ssd = segment->ssd;
+    ssd->flushes++;
+    if (ring_op->status != KV_OK) {
+        ssd->io_errors++;
+        if (ssd->read_only_reason[0] == '\0')
+            (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
+                           "fdatasync of segment-%06u.kv failed with errno %d; restart to go on",
+                           (unsigned)(segment - ssd->segments), ring_op->sys_errno);
+    }
+    if (--ssd->syncs_inflight == 0) round_end(ssd);
+}
+
+void kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
+{
+    assert(flush->done != NULL);
+    flush->next = NULL;
+    if (ssd->waiting == NULL) {
+        ssd->waiting = flush;
+    } else {
+        ssd->waiting_last->next = flush;
+    }
+    ssd->waiting_last = flush;
+    if (ssd->syncs_inflight == 0) round_start(ssd);
+}
+
+struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
+{
+    const bool read_only = ssd->read_only_reason[0] != '\0';
+    return (struct kv_ssd_usage){
+        .bytes_max = ssd->bytes_max,
+        .bytes_used = (uint64_t)ssd->space.used_count * ssd->place.page_bytes,
+        .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
+        .pages_read = ssd->pages_read,
+        .pages_written = ssd->pages_written,
+        .flushes = ssd->flushes,
+        .io_errors = ssd->io_errors,
+        .ops_inflight = ssd->ops_inflight,
+        .read_only = read_only,
+        .read_only_reason = read_only ? ssd->read_only_reason : NULL,
+    };
+}

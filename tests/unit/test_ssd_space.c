@@ -1,0 +1,120 @@
+/*
+ * The free-page bitmap of the SSD tier.
+ *
+ * Goal: no page is ever given twice, adjacency and order are as promised, counts always agree.
+ * Method: named cases, then random allocations and frees against a plain array of bytes.
+ */
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/tier/ssd_space.h"
+#include "tests/harness.h"
+
+#define PAGES 1000u
+
+static void expect_pages(const uint32_t *got, uint32_t first, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        EXPECT_EQ_U32(got[i], first + i);
+}
+
+static void test_named_cases(void)
+{
+    struct kv_ssd_space space;
+    uint32_t pages[PAGES];
+    EXPECT(kv_ssd_space_init(&space, 200) == KV_OK);
+    EXPECT(kv_ssd_space_claim(&space, 0) == KV_MISS); /* Absent. */
+    kv_ssd_space_add(&space, 0, 100);
+    EXPECT_EQ_U32(space.free_count, 100);
+
+    EXPECT(kv_ssd_space_claim(&space, 3) == KV_OK);
+    EXPECT(kv_ssd_space_claim(&space, 3) == KV_CORRUPT);
+    EXPECT(kv_ssd_space_claim(&space, 100) == KV_MISS);
+    EXPECT(kv_ssd_space_claim(&space, 200) == KV_MISS);
+    EXPECT(kv_ssd_space_claim(&space, UINT32_MAX) == KV_MISS);
+
+    kv_ssd_space_alloc(&space, 4, pages); /* 0..2 is too short a run. */
+    expect_pages(pages, 4, 4);
+    kv_ssd_space_alloc(&space, 1, pages); /* Lowest first. */
+    expect_pages(pages, 0, 1);
+    kv_ssd_space_alloc(&space, 2, pages);
+    expect_pages(pages, 1, 2);
+    kv_ssd_space_alloc(&space, 92, pages); /* All that is left, across words. */
+    expect_pages(pages, 8, 92);
+    EXPECT_EQ_U32(space.free_count, 0);
+    EXPECT_EQ_U32(space.used_count, 100);
+
+    /* No run of three: single pages, rising. */
+    kv_ssd_space_free(&space, 70);
+    kv_ssd_space_free(&space, 10);
+    kv_ssd_space_free(&space, 64);
+    kv_ssd_space_alloc(&space, 3, pages);
+    EXPECT_EQ_U32(pages[0], 10);
+    EXPECT_EQ_U32(pages[1], 64);
+    EXPECT_EQ_U32(pages[2], 70);
+
+    /* A later segment, with a hole of absent pages between. */
+    kv_ssd_space_add(&space, 150, 50);
+    kv_ssd_space_alloc(&space, 50, pages);
+    expect_pages(pages, 150, 50);
+    kv_ssd_space_add(&space, 100, 50);
+    kv_ssd_space_alloc(&space, 2, pages);
+    expect_pages(pages, 100, 2);
+    kv_ssd_space_fini(&space);
+}
+
+static uint32_t next_random(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void test_against_array(void)
+{
+    static uint8_t used[PAGES];
+    struct kv_ssd_space space;
+    uint32_t pages[16];
+    uint32_t state = 1;
+    uint32_t used_count = 0;
+    EXPECT(kv_ssd_space_init(&space, PAGES) == KV_OK);
+    kv_ssd_space_add(&space, 0, PAGES);
+
+    for (uint64_t step = harness_count(20000); step > 0; step--) {
+        const uint32_t count = next_random(&state) % 16 + 1;
+        if (count <= space.free_count && next_random(&state) % 100 < 55) {
+            /* The lowest run by the slow way. */
+            uint32_t first = 0;
+            for (uint32_t length = 0; first + length < PAGES && length < count;) {
+                if (used[first + length] != 0) {
+                    first += length + 1;
+                    length = 0;
+                } else {
+                    length++;
+                }
+            }
+            kv_ssd_space_alloc(&space, count, pages);
+            if (first + count <= PAGES) expect_pages(pages, first, count);
+            for (uint32_t i = 0; i < count; i++) {
+                EXPECT(used[pages[i]] == 0);
+                if (i > 0) EXPECT(pages[i] > pages[i - 1]);
+                used[pages[i]] = 1;
+            }
+            used_count += count;
+        } else {
+            const uint32_t page = next_random(&state) % PAGES;
+            if (used[page] == 0) continue;
+            used[page] = 0;
+            used_count--;
+            kv_ssd_space_free(&space, page);
+        }
+        EXPECT_EQ_U32(space.used_count, used_count);
+        EXPECT_EQ_U32(space.free_count, PAGES - used_count);
+    }
+    kv_ssd_space_fini(&space);
+}
+
+int main(void)
+{
+    test_named_cases();
+    test_against_array();
+    HARNESS_END();
+}

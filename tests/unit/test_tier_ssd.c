@@ -1,0 +1,498 @@
+/*
+ * The SSD tier on real files.
+ *
+ * Goal: space (all or nothing, bounds, look-ahead, claims), page I/O, group commit, what a restart
+ * finds, and each failure the header names.
+ * Method: small segments in a temporary folder, both ring backends.  A failing fdatasync is made by
+ * putting an eventfd in the place of a segment's descriptor (dup2): the tier then syncs something
+ * that cannot be synced, with no seam in the tier.  A full disk is a file-size limit.
+ */
+
+#include "kvstore/base/limits.h"
+#include "kvstore/tier/ssd_segment.h"
+#include "kvstore/tier/tier_ssd.h"
+#include "tests/harness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PAGE_BYTES 8192u
+#define PAGES_PER_SEGMENT 8u
+#define SEGMENT_BYTES (4096u + PAGES_PER_SEGMENT * PAGE_BYTES)
+#define SEGMENTS 4u
+#define FLUSHES 50u
+
+struct env {
+    char dir[64];
+    struct kv_ring *ring;
+    struct kv_ssd *ssd;
+    struct kv_ssd_options options;
+};
+
+struct page_io {
+    struct kv_ssd_op op;
+    kv_status status;
+    bool done;
+};
+
+struct flush_io {
+    struct kv_ssd_flush flush;
+    kv_status status;
+    uint32_t done_count;
+};
+
+static void page_done(struct kv_ssd_op *op, kv_status status)
+{
+    struct page_io *io = (struct page_io *)op;
+    io->status = status;
+    io->done = true;
+}
+
+static void flush_done(struct kv_ssd_flush *flush, kv_status status)
+{
+    struct flush_io *io = (struct flush_io *)flush;
+    io->status = status;
+    io->done_count++;
+}
+
+static void env_init(struct env *env, enum kv_ring_choice choice)
+{
+    *env = (struct env){0};
+    (void)snprintf(env->dir, sizeof(env->dir), "test_tier_ssd.XXXXXX");
+    EXPECT(mkdtemp(env->dir) != NULL);
+    EXPECT(kv_ring_create(16, choice, &env->ring, NULL) == KV_OK);
+    env->options = (struct kv_ssd_options){.dir = env->dir,
+                                           .bytes_max = SEGMENTS * SEGMENT_BYTES + 100,
+                                           .segment_bytes = SEGMENT_BYTES,
+                                           .page_bytes = PAGE_BYTES};
+}
+
+static kv_status env_open(struct env *env, struct kv_error *err)
+{
+    return kv_ssd_open(&env->options, env->ring, &env->ssd, err);
+}
+
+static void env_close(struct env *env)
+{
+    kv_ssd_close(env->ssd);
+    env->ssd = NULL;
+}
+
+static void segment_path(const struct env *env, uint32_t number, char path[128])
+{
+    (void)snprintf(path, 128, "%s/segment-%06u.kv", env->dir, number);
+}
+
+static void env_fini(struct env *env)
+{
+    env_close(env);
+    for (uint32_t i = 0; i < 16; i++) {
+        char path[128];
+        segment_path(env, i, path);
+        (void)unlink(path);
+    }
+    EXPECT(rmdir(env->dir) == 0); /* And nothing else was left. */
+    kv_ring_destroy(env->ring);
+}
+
+static void run_all(struct env *env)
+{
+    while (kv_ring_inflight(env->ring) > 0)
+        (void)kv_ring_run(env->ring, -1, -1);
+}
+
+static kv_status page_io(struct env *env, uint32_t page, uint8_t *buf, bool write)
+{
+    struct page_io io = {.op = {.page = page, .buf = buf, .done = page_done}};
+    if (write) {
+        kv_ssd_write_start(env->ssd, &io.op);
+    } else {
+        kv_ssd_read_start(env->ssd, &io.op);
+    }
+    EXPECT(!io.done);
+    EXPECT_EQ_U32(kv_ssd_usage(env->ssd).ops_inflight, 1);
+    run_all(env);
+    EXPECT(io.done);
+    return io.status;
+}
+
+static kv_status flush_now(struct env *env)
+{
+    struct flush_io io = {.flush = {.done = flush_done}};
+    kv_ssd_flush_start(env->ssd, &io.flush);
+    EXPECT_EQ_U32(io.done_count, 0);
+    run_all(env);
+    EXPECT_EQ_U32(io.done_count, 1);
+    return io.status;
+}
+
+static void fill(uint8_t *buf, uint32_t seed)
+{
+    for (uint32_t i = 0; i < PAGE_BYTES; i++)
+        buf[i] = (uint8_t)((i * 2654435761u + seed * 40503u) >> 13);
+}
+
+static void test_space(enum kv_ring_choice choice)
+{
+    struct env env;
+    struct kv_error err = {0};
+    uint32_t pages[64];
+    env_init(&env, choice);
+    EXPECT(env_open(&env, &err) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENT_BYTES);
+
+    EXPECT(kv_ssd_alloc(env.ssd, 3, pages, &err) == KV_OK);
+    EXPECT_EQ_U32(pages[0], 0);
+    EXPECT_EQ_U32(pages[2], 2);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, 3 * PAGE_BYTES);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENT_BYTES);
+    /* 1 of 8 left, less than a quarter: the next one is made ahead. */
+    EXPECT(kv_ssd_alloc(env.ssd, 4, pages, &err) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, 2 * SEGMENT_BYTES);
+
+    /* All or nothing. */
+    EXPECT(kv_ssd_alloc(env.ssd, 26, pages, &err) == KV_BUSY);
+    EXPECT(strstr(err.text, "full") != NULL);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, 7 * PAGE_BYTES);
+    EXPECT(kv_ssd_alloc(env.ssd, 25, pages, &err) == KV_OK); /* Needs two more files. */
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENTS * SEGMENT_BYTES);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_BUSY);
+    kv_ssd_free(env.ssd, 12);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_OK);
+    EXPECT_EQ_U32(pages[0], 12);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENTS * SEGMENT_BYTES);
+    EXPECT(!kv_ssd_usage(env.ssd).read_only);
+    EXPECT(kv_ssd_usage(env.ssd).read_only_reason == NULL);
+    env_fini(&env);
+}
+
+static void test_pages_and_reopen(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[20];
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 20, pages, NULL) == KV_OK);
+    for (uint32_t i = 0; i < 20; i++) {
+        fill(buf, pages[i]);
+        EXPECT(page_io(&env, pages[i], buf, true) == KV_OK);
+    }
+    EXPECT(flush_now(&env) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).flushes, 3); /* One per segment written. */
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_written, 20);
+    env_close(&env);
+
+    /* After a restart nothing is used until it is claimed. */
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, 0);
+    for (uint32_t i = 0; i < 20; i += 2) {
+        EXPECT(kv_ssd_claim(env.ssd, pages[i]) == KV_OK);
+        EXPECT(kv_ssd_claim(env.ssd, pages[i]) == KV_CORRUPT);
+        fill(buf, pages[i]);
+        EXPECT(page_io(&env, pages[i], back, false) == KV_OK);
+        EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
+    }
+    EXPECT(kv_ssd_claim(env.ssd, 1000) == KV_MISS);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, NULL) == KV_OK);
+    EXPECT_EQ_U32(pages[0], 1);
+    env_close(&env);
+
+    /* A missing segment in the middle: its pages are a miss, its place is used again. */
+    char path[128];
+    segment_path(&env, 1, path);
+    EXPECT(unlink(path) == 0);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_claim(env.ssd, PAGES_PER_SEGMENT) == KV_MISS);
+    EXPECT(kv_ssd_claim(env.ssd, 2 * PAGES_PER_SEGMENT) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 16, pages, NULL) == KV_OK);
+    EXPECT(access(path, F_OK) == 0);
+    env_fini(&env);
+    free(buf);
+    free(back);
+}
+
+static void test_group_commit(enum kv_ring_choice choice)
+{
+    static struct flush_io flushes[FLUSHES];
+    struct env env;
+    uint32_t page;
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, &page, NULL) == KV_OK);
+
+    for (uint32_t i = 0; i < FLUSHES; i++) {
+        struct page_io io = {.op = {.page = page, .buf = buf, .done = page_done}};
+        fill(buf, i);
+        flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
+        kv_ssd_write_start(env.ssd, &io.op);
+        while (!io.done)
+            (void)kv_ring_run(env.ring, -1, -1);
+        kv_ssd_flush_start(env.ssd, &flushes[i].flush);
+    }
+    run_all(&env);
+    uint64_t syncs = kv_ssd_usage(env.ssd).flushes;
+    for (uint32_t i = 0; i < FLUSHES; i++) {
+        EXPECT_EQ_U32(flushes[i].done_count, 1);
+        EXPECT(flushes[i].status == KV_OK);
+    }
+    (void)printf("  write and flush, overlapping: %u flushes, %u fdatasyncs\n", FLUSHES,
+                 (unsigned)syncs);
+    EXPECT(syncs <= FLUSHES);
+
+    /* All at once and nothing written since: one fdatasync serves them all. */
+    for (uint32_t i = 0; i < FLUSHES; i++) {
+        flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
+        kv_ssd_flush_start(env.ssd, &flushes[i].flush);
+    }
+    run_all(&env);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).flushes, syncs + 1);
+    syncs++;
+
+    /* A write that ends during a round is not covered by it: one more round. */
+    struct page_io io = {.op = {.page = page, .buf = buf, .done = page_done}};
+    flushes[0] = (struct flush_io){.flush = {.done = flush_done}};
+    flushes[1] = (struct flush_io){.flush = {.done = flush_done}};
+    kv_ssd_write_start(env.ssd, &io.op);
+    kv_ssd_flush_start(env.ssd, &flushes[0].flush);
+    kv_ssd_flush_start(env.ssd, &flushes[1].flush);
+    run_all(&env);
+    EXPECT(io.done);
+    EXPECT_EQ_U32(flushes[0].done_count, 1);
+    EXPECT_EQ_U32(flushes[1].done_count, 1);
+    EXPECT(kv_ssd_usage(env.ssd).flushes <= syncs + 2);
+    EXPECT(page_io(&env, page, buf, true) == KV_OK);
+    EXPECT(flush_now(&env) == KV_OK);
+    env_fini(&env);
+    free(buf);
+}
+
+/* The descriptor under which this process holds the file. */
+static int find_fd(const char *path)
+{
+    struct stat want;
+    EXPECT(stat(path, &want) == 0);
+    for (int fd = 3; fd < 256; fd++) {
+        struct stat have;
+        if (fstat(fd, &have) == 0 && have.st_ino == want.st_ino && have.st_dev == want.st_dev)
+            return fd;
+    }
+    EXPECT(false);
+    return -1;
+}
+
+static void test_failed_flush(enum kv_ring_choice choice)
+{
+    struct env env;
+    struct kv_error err = {0};
+    struct flush_io flushes[3];
+    uint32_t page;
+    uint32_t more;
+    char path[128];
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, &page, NULL) == KV_OK);
+    fill(buf, 7);
+    EXPECT(page_io(&env, page, buf, true) == KV_OK);
+
+    segment_path(&env, 0, path);
+    const int fd = find_fd(path);
+    const int kept = dup(fd);
+    const int unsyncable = eventfd(0, EFD_CLOEXEC);
+    EXPECT(dup2(unsyncable, fd) == fd);
+    for (uint32_t i = 0; i < 3; i++) {
+        flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
+        kv_ssd_flush_start(env.ssd, &flushes[i].flush);
+    }
+    run_all(&env);
+    for (uint32_t i = 0; i < 3; i++) {
+        EXPECT_EQ_U32(flushes[i].done_count, 1);
+        EXPECT(flushes[i].status == KV_IO);
+    }
+    EXPECT(kv_ssd_usage(env.ssd).read_only);
+    EXPECT(strstr(kv_ssd_usage(env.ssd).read_only_reason, "segment-000000.kv") != NULL);
+    EXPECT(page_io(&env, page, buf, true) == KV_IO); /* A failed write is that op's alone. */
+    EXPECT(kv_ssd_usage(env.ssd).io_errors >= 2);
+
+    /* The disk is well again: reads go on, everything else stays refused. */
+    EXPECT(dup2(kept, fd) == fd);
+    EXPECT(page_io(&env, page, back, false) == KV_OK);
+    EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, &more, &err) == KV_INVALID);
+    EXPECT(strstr(err.text, "read-only") != NULL);
+    EXPECT(flush_now(&env) == KV_IO);
+    kv_ssd_free(env.ssd, page);
+    env_close(&env);
+
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(!kv_ssd_usage(env.ssd).read_only);
+    (void)close(kept);
+    (void)close(unsyncable);
+    env_fini(&env);
+    free(buf);
+    free(back);
+}
+
+static void test_disk_full(enum kv_ring_choice choice)
+{
+    struct env env;
+    struct kv_error err = {0};
+    struct rlimit before;
+    uint32_t pages[32];
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+
+    (void)signal(SIGXFSZ, SIG_IGN);
+    EXPECT(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    const struct rlimit small = {.rlim_cur = SEGMENT_BYTES - 1, .rlim_max = before.rlim_max};
+    EXPECT(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    /* The look-ahead fails, and nobody minds. */
+    EXPECT(kv_ssd_alloc(env.ssd, 7, pages, &err) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENT_BYTES);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_IO);
+    EXPECT_EQ_I64(err.sys_errno, EFBIG);
+    EXPECT(strstr(err.text, "segment-000001.kv") != NULL);
+    EXPECT(strstr(err.text, "File too large") != NULL);
+    char path[128];
+    segment_path(&env, 1, path);
+    EXPECT(access(path, F_OK) != 0); /* Nothing left behind. */
+    EXPECT(!kv_ssd_usage(env.ssd).read_only);
+
+    EXPECT(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_OK);
+    EXPECT_EQ_U32(pages[0], PAGES_PER_SEGMENT);
+    env_fini(&env);
+}
+
+static void write_byte(const char *path, off_t offset, uint8_t byte)
+{
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    EXPECT(fd >= 0);
+    EXPECT_EQ_I64(pwrite(fd, &byte, 1, offset), 1);
+    (void)close(fd);
+}
+
+static void test_refused_at_open(enum kv_ring_choice choice)
+{
+    struct env env;
+    struct kv_error err = {0};
+    char path[128];
+    char other[128];
+    env_init(&env, choice);
+    segment_path(&env, 0, path);
+    segment_path(&env, 2, other);
+
+    env.options.bytes_max = SEGMENT_BYTES - 1;
+    EXPECT(env_open(&env, &err) == KV_INVALID);
+    EXPECT(strstr(err.text, "69631") != NULL);
+    EXPECT(strstr(err.text, "69632") != NULL);
+    env.options.bytes_max = SEGMENT_BYTES; /* Exactly one. */
+    EXPECT(env_open(&env, &err) == KV_OK);
+    env_close(&env);
+
+    env.options.page_bytes = 4096;
+    EXPECT(env_open(&env, &err) == KV_INVALID);
+    EXPECT(strstr(err.text, "another model") != NULL);
+    env.options.page_bytes = PAGE_BYTES;
+    env.options.segment_bytes = SEGMENT_BYTES - PAGE_BYTES;
+    EXPECT(env_open(&env, &err) == KV_INVALID);
+    env.options.segment_bytes = 8192; /* Header and half a page. */
+    EXPECT(env_open(&env, &err) == KV_INVALID);
+    env.options.segment_bytes = SEGMENT_BYTES;
+
+    EXPECT(rename(path, other) == 0);
+    EXPECT(env_open(&env, &err) == KV_INVALID);
+    EXPECT(rename(other, path) == 0);
+    write_byte(path, 20, 0xee);
+    EXPECT(env_open(&env, &err) == KV_CORRUPT);
+    EXPECT(strstr(err.text, "header") != NULL);
+    EXPECT(truncate(path, 100) == 0);
+    EXPECT(env_open(&env, &err) == KV_CORRUPT);
+
+    /* A crash while a segment was made: no bytes, or zeros. */
+    EXPECT(truncate(path, 0) == 0);
+    EXPECT(env_open(&env, &err) == KV_OK);
+    env_close(&env);
+    EXPECT(truncate(path, 0) == 0);
+    EXPECT(truncate(path, SEGMENT_BYTES) == 0);
+    EXPECT(env_open(&env, &err) == KV_OK);
+    env_close(&env);
+    EXPECT(truncate(path, SEGMENT_BYTES - 4096) == 0);
+    EXPECT(env_open(&env, &err) == KV_CORRUPT);
+    EXPECT(unlink(path) == 0);
+
+    const char *dir = env.options.dir;
+    env.options.dir = "/nonexistent/ssd";
+    EXPECT(env_open(&env, &err) == KV_IO);
+    EXPECT(strstr(err.text, "/nonexistent/ssd") != NULL);
+    env.options.dir = dir;
+    env_fini(&env);
+}
+
+static void test_less_space_than_before(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[32];
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 32, pages, NULL) == KV_OK);
+    env_close(&env);
+
+    env.options.bytes_max = 2 * SEGMENT_BYTES;
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    for (uint32_t page = 14; page < 32; page++)
+        EXPECT(kv_ssd_claim(env.ssd, page) == KV_OK); /* Readable, though beyond. */
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, NULL) == KV_BUSY);
+    for (uint32_t page = 14; page < 17; page++)
+        kv_ssd_free(env.ssd, page);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, NULL) == KV_BUSY);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, 4 * SEGMENT_BYTES);
+    env_fini(&env);
+}
+
+static void test_backend(enum kv_ring_choice choice)
+{
+    test_space(choice);
+    test_pages_and_reopen(choice);
+    test_group_commit(choice);
+    test_failed_flush(choice);
+    test_disk_full(choice);
+    test_refused_at_open(choice);
+    test_less_space_than_before(choice);
+}
+
+int main(void)
+{
+    struct env env;
+    struct kv_error err = {0};
+    uint32_t number = 0;
+
+    EXPECT(kv_ssd_segment_parse("segment-000042.kv", &number));
+    EXPECT_EQ_U32(number, 42);
+    EXPECT(!kv_ssd_segment_parse("segment-00042.kv", &number));
+    EXPECT(!kv_ssd_segment_parse("segment-000042.kv~", &number));
+    EXPECT(!kv_ssd_segment_parse("segment-00004x.kv", &number));
+
+    env_init(&env, KV_RING_AUTO);
+    const bool has_uring = strcmp(kv_ring_backend(env.ring), "io_uring") == 0;
+    const kv_status status = env_open(&env, &err);
+    env_fini(&env);
+    if (status != KV_OK && strstr(err.text, "O_DIRECT") != NULL) SKIP("no O_DIRECT in this folder");
+    EXPECT(status == KV_OK);
+
+    if (has_uring) test_backend(KV_RING_URING);
+    test_backend(KV_RING_POOL);
+    HARNESS_END();
+}
