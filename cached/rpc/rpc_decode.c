@@ -1,0 +1,491 @@
+/*
+ * The door: nothing gets past this file unchecked.
+ *
+ * Each method has one function that unpacks its message and checks its fields in the order of the
+ * .proto file.  The first field that is wrong ends the call with that field's own reason, its limit
+ * and the value found; nothing is corrected silently.  What only the session's state can tell
+ * (a position beyond a parent checkpoint, an epoch) is left to the shard.
+ */
+
+#include "cached/rpc/rpc_decode.h"
+
+#include "admin.pb-c.h"
+#include "kvstore/base/bytes.h"
+#include "session.pb-c.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+#define TTL_MS_MAX (30ull * 24 * 3600 * 1000)
+#define CLOCK_STEP_MS_MAX (365ull * 24 * 3600 * 1000)
+#define STOP_TOKENS_MAX 16u
+#define TEMPERATURE_MAX 10.0f
+#define LIST_PAGE_DEFAULT 100u
+
+typedef Cached__Session__V1__PrefillRequest pb_prefill;
+typedef Cached__Session__V1__DecodeRequest pb_decode;
+
+struct decoder {
+    struct request *req;
+    uint32_t vocab_tokens;
+    ProtobufCAllocator allocator;
+    const uint8_t *rest;
+    struct rpc_split split;
+};
+
+static void *alloc_in_arena(void *context, size_t bytes)
+{
+    return kv_arena_alloc(context, bytes);
+}
+
+static void free_with_arena(void *context, void *memory)
+{
+    (void)context;
+    (void)memory;
+}
+
+static bool malformed(struct request *req)
+{
+    request_fail(req, KV_REASON_MESSAGE_MALFORMED, "message", NULL, NULL, NULL);
+    return false;
+}
+
+static bool split(struct decoder *d, struct rpc_pieces pieces, uint32_t field)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < pieces.count; i++)
+        total += pieces.items[i].count;
+    const size_t room = (size_t)KV_MIN(total, RPC_REST_BYTES_MAX);
+    uint8_t *rest = kv_arena_alloc(d->req->arena, room);
+    if (rest == NULL) return malformed(d->req);
+
+    switch (rpc_wire_split(pieces, field, rest, room, &d->split)) {
+    case KV_OK:
+        d->rest = rest;
+        return true;
+    case KV_BUSY:
+        request_fail(d->req, KV_REASON_MESSAGE_MALFORMED, "message",
+                     request_u64(d->req, RPC_REST_BYTES_MAX), request_u64(d->req, total),
+                     "The message has more than %u bytes besides its token list.",
+                     RPC_REST_BYTES_MAX);
+        return false;
+    default:
+        return malformed(d->req);
+    }
+}
+
+static void *unpack(struct decoder *d, const ProtobufCMessageDescriptor *type)
+{
+    void *message = protobuf_c_message_unpack(type, &d->allocator, d->split.rest_bytes, d->rest);
+    if (message == NULL) (void)malformed(d->req);
+    return message;
+}
+
+static bool check_name(struct request *req, const char *field, const char *name)
+{
+    const size_t count = strlen(name);
+    if (count < 1 || count > KV_SESSION_NAME_MAX) {
+        request_fail(req, KV_REASON_SESSION_ID_INVALID, field, "1 to 128 bytes",
+                     request_u64(req, count), NULL);
+        return false;
+    }
+    const size_t good =
+        strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-");
+    if (good == count) return true;
+    char text[48];
+    const int used = snprintf(text, sizeof(text), "byte 0x%02x at %zu", (uint8_t)name[good], good);
+    request_fail(req, KV_REASON_SESSION_ID_INVALID, field, "[A-Za-z0-9._:-]",
+                 kv_arena_strdup(req->arena, text, (size_t)used), NULL);
+    return false;
+}
+
+static bool take_session(struct request *req, const char *name)
+{
+    if (!check_name(req, "session_id", name)) return false;
+    req->in.session_name = name;
+    req->in.session = kv_session_id_of(&req->user, name);
+    return true;
+}
+
+static bool take_request_id(struct request *req, const char *id)
+{
+    const size_t count = strlen(id);
+    if (count == 0) return true;
+    bool good = count <= KV_REQUEST_ID_MAX;
+    for (size_t i = 0; good && i < count; i++)
+        good = id[i] > 0x20 && id[i] < 0x7f;
+    if (!good) {
+        request_fail(req, KV_REASON_REQUEST_ID_INVALID, "request_id", "1 to 64 printable bytes",
+                     request_u64(req, count), NULL);
+        return false;
+    }
+    req->in.request_id = id;
+    return true;
+}
+
+/* Numbers beyond what a field may hold, all alike. */
+static bool check_max(struct request *req, enum kv_reason reason, const char *field, uint64_t value,
+                      uint64_t max)
+{
+    if (value <= max) return true;
+    request_fail(req, reason, field, request_u64(req, max), request_u64(req, value), NULL);
+    return false;
+}
+
+static bool take_level(struct request *req, int level)
+{
+    if (level < 0 || level > LEVEL_SSD) {
+        request_fail(req, KV_REASON_LEVEL_INVALID, "level", "0 to 3",
+                     request_u64(req, (uint32_t)level), NULL);
+        return false;
+    }
+    req->in.level = (enum request_level)level;
+    return true;
+}
+
+static bool take_checkpoint_id(struct request *req, const char *field,
+                               const ProtobufCBinaryData *data, struct kv_checkpoint_id *ret_id)
+{
+    if (data->len == sizeof(ret_id->bytes)) {
+        memcpy(ret_id->bytes, data->data, sizeof(ret_id->bytes));
+        return true;
+    }
+    request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, field, "16 bytes",
+                 request_u64(req, data->len), NULL);
+    return false;
+}
+
+static bool fail_token(struct decoder *d, const char *field, uint32_t index, uint32_t id)
+{
+    char text[48];
+    const int used = snprintf(text, sizeof(text), "%s[%u]", field, index);
+    request_fail(d->req, KV_REASON_TOKEN_OUT_OF_VOCAB,
+                 kv_arena_strdup(d->req->arena, text, (size_t)used),
+                 request_u64(d->req, d->vocab_tokens), request_u64(d->req, id), NULL);
+    return false;
+}
+
+/* The list that split() took out: copied once, aligned, in host order, each id checked. */
+static bool take_tokens(struct decoder *d, const char *field, struct request_tokens *ret_tokens)
+{
+    struct request *req = d->req;
+    const uint64_t bytes = d->split.has_big ? d->split.big_bytes : 0;
+    if (bytes % 4 != 0) {
+        request_fail(req, KV_REASON_TOKENS_MALFORMED, field, "a multiple of 4 bytes",
+                     request_u64(req, bytes), NULL);
+        return false;
+    }
+    if (!check_max(req, KV_REASON_PROMPT_TOO_LONG, field, bytes / 4, KV_PROMPT_TOKENS_MAX))
+        return false;
+
+    const uint32_t count = (uint32_t)(bytes / 4);
+    uint32_t *ids = kv_arena_alloc(req->arena, (size_t)bytes);
+    if (ids == NULL) {
+        request_fail(req, KV_REASON_QUEUE_FULL, field, NULL, NULL, "No memory for the token list.");
+        return false;
+    }
+    if (count > 0) {
+        const bool read = rpc_cursor_read(&d->split.big, ids, bytes);
+        assert(read); /* split() has checked the length. */
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        ids[i] = kv_load32((const uint8_t *)&ids[i]);
+        if (ids[i] >= d->vocab_tokens) return fail_token(d, field, i, ids[i]);
+    }
+    *ret_tokens = (struct request_tokens){.ids = ids, .count = count};
+    return true;
+}
+
+static bool take_prompt(struct decoder *d, struct request_tokens *ret_tokens)
+{
+    if (!take_tokens(d, "tokens", ret_tokens)) return false;
+    if (ret_tokens->count > 0) return true;
+    request_fail(d->req, KV_REASON_TOKENS_EMPTY, "tokens", "1", "0", NULL);
+    return false;
+}
+
+static bool decode_open(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__OpenSessionRequest *m =
+        unpack(d, &cached__session__v1__open_session_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!check_max(req, KV_REASON_SESSION_KIND_INVALID, "kind", (uint32_t)m->kind,
+                   CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL))
+        return false;
+
+    const bool is_sub = m->kind == CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_SUB;
+    const bool has_parent = m->parent_session_id[0] != '\0';
+    if (is_sub != has_parent) {
+        request_fail(req, KV_REASON_SESSION_KIND_INVALID, "parent_session_id",
+                     is_sub ? "1 to 128 bytes" : "empty",
+                     request_u64(req, strlen(m->parent_session_id)), NULL);
+        return false;
+    }
+    if (has_parent && !check_name(req, "parent_session_id", m->parent_session_id)) return false;
+    if (!check_max(req, KV_REASON_TTL_INVALID, "ttl_ms", m->ttl_ms, TTL_MS_MAX)) return false;
+    req->in.u.open.kind =
+        m->kind == 0 ? CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_MAIN : (uint32_t)m->kind;
+    req->in.u.open.parent_name = has_parent ? m->parent_session_id : NULL;
+    req->in.u.open.ttl_ms = m->ttl_ms;
+    return take_request_id(req, m->request_id);
+}
+
+static bool decode_lookup(struct decoder *d)
+{
+    const Cached__Session__V1__LookupRequest *m =
+        unpack(d, &cached__session__v1__lookup_request__descriptor);
+    return m != NULL && take_session(d->req, m->session_id) &&
+           take_prompt(d, &d->req->in.u.lookup.tokens);
+}
+
+/* With a parent the prompt's length is known to the shard only; then positions are checked there.
+ */
+static bool take_stops(struct request *req, const pb_prefill *m)
+{
+    const uint32_t end =
+        m->parent_checkpoint_id.len > 0 ? KV_PROMPT_TOKENS_MAX : req->in.u.prefill.tokens.count;
+    if (!check_max(req, KV_REASON_STABLE_TOKENS_INVALID, "stable_tokens", m->stable_tokens, end))
+        return false;
+    req->in.u.prefill.stable_tokens = m->stable_tokens;
+    if (!check_max(req, KV_REASON_ANCHORS_INVALID, "anchors", m->n_anchors, KV_ANCHORS_MAX))
+        return false;
+
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < m->n_anchors; i++) {
+        if (m->anchors[i] <= before || m->anchors[i] > end) {
+            request_fail(req, KV_REASON_ANCHORS_INVALID, "anchors", request_u64(req, end),
+                         request_u64(req, m->anchors[i]), NULL);
+            return false;
+        }
+        before = m->anchors[i];
+        req->in.u.prefill.anchors[i] = before;
+    }
+    req->in.u.prefill.anchor_count = (uint32_t)m->n_anchors;
+    return true;
+}
+
+static bool decode_prefill(struct decoder *d)
+{
+    struct request *req = d->req;
+    const pb_prefill *m = unpack(d, &cached__session__v1__prefill_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!take_prompt(d, &req->in.u.prefill.tokens)) return false;
+    req->in.u.prefill.has_parent = m->parent_checkpoint_id.len > 0;
+    if (req->in.u.prefill.has_parent &&
+        !take_checkpoint_id(req, "parent_checkpoint_id", &m->parent_checkpoint_id,
+                            &req->in.u.prefill.parent))
+        return false;
+    if (!take_stops(req, m) || !take_level(req, (int)m->level)) return false;
+    if (m->exact) {
+        request_fail(req, KV_REASON_NOT_IMPLEMENTED, "exact", "false", "true",
+                     "Prefill with exact = true is not in this version.");
+        return false;
+    }
+    req->in.u.prefill.no_checkpoint = m->no_checkpoint;
+    req->in.epoch = m->epoch;
+    return take_request_id(req, m->request_id);
+}
+
+static bool fail_sampling(struct request *req, const char *field, const char *limit, double value)
+{
+    char text[40];
+    const int used = snprintf(text, sizeof(text), "%g", value);
+    request_fail(req, KV_REASON_SAMPLING_INVALID, field, limit,
+                 kv_arena_strdup(req->arena, text, (size_t)used), NULL);
+    return false;
+}
+
+/* Written so that a NaN fails. */
+static bool take_sampling(struct request *req, const pb_decode *m)
+{
+    if (!(m->temperature >= 0.0f && m->temperature <= TEMPERATURE_MAX))
+        return fail_sampling(req, "temperature", "0 to 10", (double)m->temperature);
+    if (!(m->top_p >= 0.0f && m->top_p <= 1.0f))
+        return fail_sampling(req, "top_p", "0 to 1", (double)m->top_p);
+    req->in.u.decode.temperature = m->temperature;
+    req->in.u.decode.top_p = m->top_p > 0.0f ? m->top_p : 1.0f; /* 0 and 1 both mean off. */
+    req->in.u.decode.top_k = m->top_k;
+    req->in.u.decode.seed = m->seed;
+    return true;
+}
+
+static bool take_stop_tokens(struct decoder *d, const pb_decode *m)
+{
+    struct request *req = d->req;
+    if (!check_max(req, KV_REASON_STOP_TOKENS_INVALID, "stop_tokens", m->n_stop_tokens,
+                   STOP_TOKENS_MAX))
+        return false;
+    for (uint32_t i = 0; i < m->n_stop_tokens; i++) {
+        if (m->stop_tokens[i] >= d->vocab_tokens) {
+            request_fail(req, KV_REASON_STOP_TOKENS_INVALID, "stop_tokens",
+                         request_u64(req, d->vocab_tokens), request_u64(req, m->stop_tokens[i]),
+                         NULL);
+            return false;
+        }
+        req->in.u.decode.stop_tokens[i] = m->stop_tokens[i];
+    }
+    req->in.u.decode.stop_count = (uint32_t)m->n_stop_tokens;
+    return true;
+}
+
+static bool decode_decode(struct decoder *d)
+{
+    struct request *req = d->req;
+    const pb_decode *m = unpack(d, &cached__session__v1__decode_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (m->max_tokens == 0 || m->max_tokens > KV_DECODE_TOKENS_MAX) {
+        request_fail(req, KV_REASON_MAX_TOKENS_INVALID, "max_tokens", "1 to 65536",
+                     request_u64(req, m->max_tokens), NULL);
+        return false;
+    }
+    if (!take_sampling(req, m)) return false;
+    if (!take_tokens(d, "forced_tokens", &req->in.u.decode.forced)) return false;
+    if (!check_max(req, KV_REASON_MAX_TOKENS_INVALID, "forced_tokens",
+                   req->in.u.decode.forced.count, m->max_tokens))
+        return false;
+    if (!take_stop_tokens(d, m) || !take_level(req, (int)m->level)) return false;
+    if (!check_max(req, KV_REASON_FROM_POSITION_INVALID, "from_position", m->from_position,
+                   KV_PROMPT_TOKENS_MAX))
+        return false;
+    req->in.u.decode.max_tokens = m->max_tokens;
+    req->in.u.decode.ignore_eos = m->ignore_eos;
+    req->in.u.decode.no_checkpoint = m->no_checkpoint;
+    req->in.u.decode.from_position = m->from_position;
+    req->in.epoch = m->epoch;
+    return take_request_id(req, m->request_id);
+}
+
+static bool decode_checkpoint(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__CheckpointRequest *m =
+        unpack(d, &cached__session__v1__checkpoint_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!check_max(req, KV_REASON_CHECKPOINT_KIND_INVALID, "kind", (uint32_t)m->kind, KIND_MANUAL))
+        return false;
+    req->in.u.checkpoint.kind = m->kind == 0 ? KIND_MANUAL : (enum request_kind)m->kind;
+    req->in.epoch = m->epoch;
+    return take_level(req, (int)m->level) && take_request_id(req, m->request_id);
+}
+
+static bool decode_wait(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__WaitDurableRequest *m =
+        unpack(d, &cached__session__v1__wait_durable_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.wait_durable.id))
+        return false;
+    if ((int)m->level != LEVEL_RAM && (int)m->level != LEVEL_SSD) {
+        request_fail(req, KV_REASON_LEVEL_INVALID, "level", "2 to 3",
+                     request_u64(req, (uint32_t)m->level), NULL);
+        return false;
+    }
+    return take_level(req, (int)m->level);
+}
+
+static bool decode_rollback(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__RollbackRequest *m =
+        unpack(d, &cached__session__v1__rollback_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
+        return false;
+    req->in.u.rollback.keep = m->keep;
+    req->in.epoch = m->epoch;
+    return take_request_id(req, m->request_id);
+}
+
+static bool decode_close(struct decoder *d)
+{
+    const Cached__Session__V1__CloseSessionRequest *m =
+        unpack(d, &cached__session__v1__close_session_request__descriptor);
+    return m != NULL && take_session(d->req, m->session_id);
+}
+
+static bool decode_get(struct decoder *d)
+{
+    const Cached__Session__V1__GetSessionRequest *m =
+        unpack(d, &cached__session__v1__get_session_request__descriptor);
+    return m != NULL && take_session(d->req, m->session_id);
+}
+
+/* As rpc_encode writes it: 32 lower-case hex digits of a session id. */
+static bool parse_page_token(const char *text, struct kv_session_id *ret_id)
+{
+    static const char digits[] = "0123456789abcdef";
+    if (strlen(text) != 2 * sizeof(ret_id->bytes) || strspn(text, digits) != strlen(text))
+        return false;
+    for (size_t i = 0; i < sizeof(ret_id->bytes); i++) {
+        const size_t high = (size_t)(strchr(digits, text[2 * i]) - digits);
+        const size_t low = (size_t)(strchr(digits, text[2 * i + 1]) - digits);
+        ret_id->bytes[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+static bool decode_list(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__ListSessionsRequest *m =
+        unpack(d, &cached__session__v1__list_sessions_request__descriptor);
+    if (m == NULL) return false;
+    if (!check_max(req, KV_REASON_PAGE_SIZE_INVALID, "page_size", m->page_size, KV_LIST_PAGE_MAX))
+        return false;
+    req->in.u.list.page_size = m->page_size == 0 ? LIST_PAGE_DEFAULT : m->page_size;
+    req->in.u.list.has_after = m->page_token[0] != '\0';
+    if (!req->in.u.list.has_after || parse_page_token(m->page_token, &req->in.u.list.after))
+        return true;
+    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
+                 request_u64(req, strlen(m->page_token)), NULL);
+    return false;
+}
+
+static bool decode_stats(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__get_stats_request__descriptor) != NULL;
+}
+
+static bool decode_clock(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__AdvanceClockRequest *m =
+        unpack(d, &cached__admin__v1__advance_clock_request__descriptor);
+    if (m == NULL) return false;
+    if (m->ms == 0 || m->ms > CLOCK_STEP_MS_MAX) {
+        request_fail(req, KV_REASON_CLOCK_STEP_INVALID, "ms", "1 to 31536000000",
+                     request_u64(req, m->ms), NULL);
+        return false;
+    }
+    req->in.u.advance.ms = m->ms;
+    return true;
+}
+
+bool rpc_decode(struct request *req, struct rpc_pieces pieces, uint32_t vocab_tokens)
+{
+    static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
+        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
+    };
+    /* Numbers of the fields that hold token lists. */
+    static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {
+        [REQUEST_LOOKUP] = 2,
+        [REQUEST_PREFILL] = 2,
+        [REQUEST_DECODE] = 7,
+    };
+    struct decoder d = {
+        .req = req,
+        .vocab_tokens = vocab_tokens,
+        .allocator = {alloc_in_arena, free_with_arena, req->arena},
+    };
+
+    assert(req->method < REQUEST_METHOD_COUNT);
+    assert(req->arena != NULL);
+    return split(&d, pieces, token_fields[req->method]) && decoders[req->method](&d);
+}
