@@ -62,7 +62,7 @@ struct kv_pool {
     uint32_t free_count;
     uint32_t pinned_count; /* Slots with at least one pin. */
     struct list lists[LIST_COUNT];
-    uint64_t commits, gets, evicted_capacity, evicted_expired, dropped_corrupt;
+    uint64_t commits, hits, evicted_capacity, evicted_expired, dropped_corrupt;
 };
 
 static void list_append(struct kv_pool *pool, enum list_name name, uint32_t slot)
@@ -309,7 +309,7 @@ const uint8_t *kv_pool_get(struct kv_pool *pool, struct kv_pool_ref *ref, uint64
         list_remove(pool, LIST_DEMOTED, ref->slot);
         list_append(pool, LIST_DEMOTED, ref->slot);
     }
-    pool->gets++;
+    pool->hits++;
     return kv_pool_bytes(pool, ref->slot);
 }
 
@@ -387,7 +387,7 @@ struct kv_pool_usage kv_pool_usage(const struct kv_pool *pool)
         .slots_used = used,
         .slots_pinned = pool->pinned_count,
         .commits = pool->commits,
-        .gets = pool->gets,
+        .hits = pool->hits,
         .evicted_capacity = pool->evicted_capacity,
         .evicted_expired = pool->evicted_expired,
         .dropped_corrupt = pool->dropped_corrupt,

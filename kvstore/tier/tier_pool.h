@@ -23,7 +23,7 @@ struct kv_pool;
 struct kv_pool_ref {
     uint32_t slot; /* KV_POOL_SLOT_NONE: no image. */
     uint64_t generation;
-    enum kv_reason lost; /* Why there is none: NEVER_STORED, EXPIRED, CAPACITY, CORRUPT, LOST_NODE. */
+    enum kv_reason lost; /* Why none: NEVER_STORED, EXPIRED, CAPACITY, CORRUPT, LOST_NODE. */
 };
 
 struct kv_pool_options {
@@ -73,6 +73,6 @@ uint32_t kv_pool_tick(struct kv_pool *pool, uint64_t now_ns, uint32_t max);
 struct kv_pool_usage {
     uint64_t bytes_capacity, bytes_used;
     uint32_t slots, slots_used, slots_pinned;
-    uint64_t commits, gets, evicted_capacity, evicted_expired, dropped_corrupt;
+    uint64_t commits, hits, evicted_capacity, evicted_expired, dropped_corrupt;
 };
 struct kv_pool_usage kv_pool_usage(const struct kv_pool *pool);
