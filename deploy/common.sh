@@ -91,7 +91,7 @@ become_root() { # WHAT FOR
 
 apt() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l LC_ALL=C apt-get \
-        -y -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 --no-install-recommends "$@" </dev/null
+        -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 --no-install-recommends "$@" </dev/null
 }
 
 show_apt() { # TOTAL
@@ -122,7 +122,7 @@ mib_free() { # PATH
 
 # What apt says it will need, in MiB: archives to fetch and space after unpacking.
 mib_needed() {
-    awk '/^Need to get|additional disk space/ {
+    sed 's|/[0-9.,]* [kMG]*B||' | awk '/^Need to get|additional disk space/ {
              for (i = 1; i < NF; i++) if ($(i + 1) ~ /^[kMG]B$/) {
                  gsub(",", "", $i); n = $i
                  if ($(i + 1) == "kB") n /= 1000
@@ -134,7 +134,7 @@ mib_needed() {
 
 # Installs what is missing of these groups; does nothing, and asks no network, when all is there.
 install_packages() { # GROUP...
-    local all missing plan total free need
+    local all missing plan unreachable total free need
     command -v dpkg-query >/dev/null || fail "this machine has no dpkg; Debian 12 is what is known to work."
     mapfile -t all < <(packages_of "$@")
     [ "${#all[@]}" -gt 0 ] || fail "deploy/packages lists nothing for: $*."
@@ -147,14 +147,16 @@ install_packages() { # GROUP...
     become_root "installing packages"
 
     apt update 2>&1 | show_update || true
-    plan=$(apt -s install "${missing[@]}" 2>>"$LOG") ||
-        fail "no package source has all of: ${missing[*]} ($(last_error))."
+    if ! plan=$(apt -s install "${missing[@]}" 2>>"$LOG"); then
+        unreachable=$(sed -n 's/^[WE]: \(Failed to fetch .*\)/\1/p' "$LOG" | head -n 1 | cut -c 1-200)
+        fail "no package source has them: ${unreachable:-$(last_error)}."
+    fi
     total=$(grep -c '^Inst ' <<<"$plan" || true)
     need=$(apt --assume-no install "${missing[@]}" 2>/dev/null | mib_needed || true)
     free=$(mib_free /usr)
     [ "$free" -ge "$need" ] ||
         fail "the packages need $need MiB and /usr has $free MiB free."
-    apt install "${missing[@]}" 2>&1 | show_apt "$total" ||
+    apt -y install "${missing[@]}" 2>&1 | show_apt "$total" ||
         fail "the packages could not be installed: $(last_error) (log: $LOG)."
     mapfile -t missing < <(missing_packages "${all[@]}")
     [ "${#missing[@]}" -eq 0 ] || fail "apt-get said yes, yet these are missing: ${missing[*]}."
