@@ -1,8 +1,8 @@
 #pragma once
 
 /* The one checksum used on disk, in the pool and on the wire: CRC-32C (Castagnoli), initial value
- * and final xor 0xffffffff, as in iSCSI; crc("123456789") = 0xe3069283.  Hardware (SSE4.2) where the
- * CPU has it, a table otherwise; both give the same value (unit test).  Pure; any thread. */
+ * and final xor 0xffffffff, as in iSCSI; crc("123456789") = 0xe3069283.  Hardware (SSE4.2) where
+ * the CPU has it, a table otherwise; both give the same value (unit test).  Pure; any thread. */
 
 #include <stddef.h>
 #include <stdint.h>

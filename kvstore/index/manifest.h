@@ -6,8 +6,8 @@
  *
  * Two threads: one writer, which folds all batches waiting into one synced RocksDB WriteBatch, and
  * one reader, which serves prefix scans, so a load never waits behind a sync.  Answers come back as
- * messages into the mailbox named in the batch or scan.  After a failed sync every later batch fails
- * with KV_IO until restart.
+ * messages into the mailbox named in the batch or scan.  After a failed sync every later batch
+ * fails with KV_IO until restart.
  */
 
 #include "kvstore/base/mailbox.h"
@@ -38,7 +38,10 @@ struct kv_manifest_batch {
     const struct kv_manifest_put *puts;
     uint32_t put_count;
     kv_status status; /* Result. */
-    struct kv_manifest_batch *next; /* Owned by the manifest. */
+    /* Owned by the manifest. */
+    struct kv_msg inbox;
+    struct kv_manifest *manifest;
+    struct kv_manifest_batch *next;
 };
 void kv_manifest_write_post(struct kv_manifest *manifest, struct kv_manifest_batch *batch);
 
@@ -60,7 +63,9 @@ struct kv_manifest_scan {
     uint32_t used_bytes;
     uint32_t record_count;
     bool more;
-    struct kv_manifest_scan *next;
+    /* Owned by the manifest. */
+    struct kv_msg inbox;
+    struct kv_manifest *manifest;
 };
 void kv_manifest_scan_post(struct kv_manifest *manifest, struct kv_manifest_scan *scan);
 

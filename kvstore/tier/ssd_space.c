@@ -81,6 +81,12 @@ kv_status kv_ssd_space_claim(struct kv_ssd_space *space, uint32_t page)
     return KV_OK;
 }
 
+bool kv_ssd_space_used(const struct kv_ssd_space *space, uint32_t page)
+{
+    if (page >= space->page_max) return false;
+    return bit_get(space->present, page) && bit_get(space->taken, page);
+}
+
 /* First page >= `page` whose bit equals `want`; page_max when there is none. */
 static uint32_t seek(const struct kv_ssd_space *space, uint32_t page, bool want)
 {

@@ -26,6 +26,9 @@ void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count
 /* KV_MISS: absent or no such page; KV_CORRUPT: used already. */
 kv_status kv_ssd_space_claim(struct kv_ssd_space *space, uint32_t page) KV_MUST_CHECK;
 
+/* Whether the page is there and used. */
+bool kv_ssd_space_used(const struct kv_ssd_space *space, uint32_t page);
+
 /* Asserts count <= free_count.  The lowest run of `count` adjacent free pages, else the lowest
  * free pages; in rising order. */
 void kv_ssd_space_alloc(struct kv_ssd_space *space, uint32_t count, uint32_t *ret_pages);

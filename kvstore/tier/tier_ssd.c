@@ -227,6 +227,11 @@ kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
     return kv_ssd_space_claim(&ssd->space, page);
 }
 
+bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_used(&ssd->space, page);
+}
+
 kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
                        struct kv_error *err)
 {

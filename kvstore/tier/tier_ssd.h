@@ -36,8 +36,10 @@ kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring
 void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
 
 /* Recovery: claims one page.  KV_MISS: no such page (its segment file is missing); KV_CORRUPT: it
- * is claimed already and `shared` is false. */
+ * is claimed already. */
 kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
+/* Whether the page exists and is in use. */
+bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
 /* All or nothing, preferably adjacent.  KV_BUSY: bytes_max reached; KV_IO: the file system is full
  * or failing (sys_errno kept in err); KV_INVALID: read-only after a failed flush. */
@@ -53,6 +55,7 @@ struct kv_ssd_op {
     uint8_t *buf; /* page_bytes, aligned to KV_IO_ALIGN. */
     kv_ssd_done_fn *done;
     struct kv_ring_op ring_op; /* Owned by the tier while in flight. */
+    void *context;             /* Owner's. */
     struct kv_ssd *ssd;        /* Set by the tier. */
 };
 

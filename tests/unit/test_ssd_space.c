@@ -28,6 +28,10 @@ static void test_named_cases(void)
 
     EXPECT(kv_ssd_space_claim(&space, 3) == KV_OK);
     EXPECT(kv_ssd_space_claim(&space, 3) == KV_CORRUPT);
+    EXPECT(kv_ssd_space_used(&space, 3));
+    EXPECT(!kv_ssd_space_used(&space, 4));
+    EXPECT(!kv_ssd_space_used(&space, 100)); /* Absent. */
+    EXPECT(!kv_ssd_space_used(&space, 200));
     EXPECT(kv_ssd_space_claim(&space, 100) == KV_MISS);
     EXPECT(kv_ssd_space_claim(&space, 200) == KV_MISS);
     EXPECT(kv_ssd_space_claim(&space, UINT32_MAX) == KV_MISS);

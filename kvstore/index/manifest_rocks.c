@@ -1,0 +1,411 @@
+/*
+ * Durable records in RocksDB.
+ *
+ * The writer takes everything that waits and makes it one WriteBatch with one sync: a sync costs
+ * the same for one record as for a thousand, so under load commits share it, and alone a commit
+ * waits for nobody.  Scans have a thread of their own, because a sync can take many milliseconds
+ * and loading a session must not stand behind it.
+ *
+ * A failed write is final.  What RocksDB kept of it in memory and in the log is unknown, so a later
+ * success would promise an order of records that the disk may not have.
+ */
+
+#include "kvstore/index/manifest.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
+#include "kvstore/base/thread.h"
+
+#include <assert.h>
+#include <rocksdb/c.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define WRITE_BUFFER_BYTES (8u << 20)
+#define BLOCK_CACHE_BYTES (16u << 20)
+#define OPEN_FILES_MAX 256
+#define LOG_LEVEL_WARN 2
+#define LOG_BYTES_MAX (1u << 20)
+#define LOG_FILES_MAX 4u
+#define RECORD_HEAD_BYTES 8u
+
+struct kv_manifest {
+    rocksdb_t *db;
+    rocksdb_options_t *options;
+    rocksdb_block_based_table_options_t *table_options;
+    rocksdb_cache_t *cache;
+    rocksdb_writeoptions_t *write_options;
+    rocksdb_readoptions_t *read_options;
+
+    struct kv_thread writer;
+    struct kv_mailbox *writer_inbox;
+    struct kv_msg writer_stop_msg;
+    bool writer_stop;                /* Of the writer, like the two below. */
+    struct kv_manifest_batch *group; /* Taken from the inbox, in order. */
+    struct kv_manifest_batch *group_last;
+
+    struct kv_thread reader;
+    struct kv_mailbox *reader_inbox;
+    struct kv_msg reader_stop_msg;
+    bool reader_stop; /* Of the reader. */
+
+    /* Written by whoever writes: the writer, or start-up before it has work. */
+    _Atomic uint64_t batch_count;
+    _Atomic uint64_t sync_count;
+    _Atomic uint64_t record_count;
+    _Atomic bool failed;
+};
+
+/* Takes over RocksDB's text. */
+static kv_status fail_rocks(struct kv_error *err, const char *what, char *text)
+{
+    kv_status status = KV_IO;
+    if (strncmp(text, "Corruption", 10) == 0) status = KV_CORRUPT;
+    (void)KV_FAIL(err, status, "%s: %s", what, text);
+    rocksdb_free(text);
+    return status;
+}
+
+static kv_status fail_open(struct kv_error *err, const char *dir, char *text)
+{
+    /* "While lock file: DIR/LOCK: Resource temporarily unavailable", or "lock hold by current
+     * process" when it is our own. */
+    if (strstr(text, "While lock file") != NULL || strstr(text, "lock hold by") != NULL) {
+        rocksdb_free(text);
+        return KV_FAIL(err, KV_INVALID, "manifest '%s' is in use by another process", dir);
+    }
+    char what[128];
+    (void)snprintf(what, sizeof(what), "open manifest '%.100s'", dir);
+    return fail_rocks(err, what, text);
+}
+
+/* ---- writing ---- */
+
+static void batch_add(rocksdb_writebatch_t *group, const struct kv_manifest_put *puts,
+                      uint32_t put_count)
+{
+    for (uint32_t i = 0; i < put_count; i++) {
+        const char *key = (const char *)puts[i].key;
+        if (puts[i].value == NULL) {
+            rocksdb_writebatch_delete(group, key, puts[i].key_bytes);
+        } else {
+            rocksdb_writebatch_put(group, key, puts[i].key_bytes, (const char *)puts[i].value,
+                                   puts[i].value_bytes);
+        }
+    }
+}
+
+static kv_status group_write(struct kv_manifest *manifest, rocksdb_writebatch_t *group,
+                             struct kv_error *err)
+{
+    if (atomic_load(&manifest->failed))
+        return KV_FAIL(err, KV_IO, "the manifest failed before; restart to go on");
+    char *text = NULL;
+    rocksdb_write(manifest->db, manifest->write_options, group, &text);
+    atomic_fetch_add(&manifest->sync_count, 1);
+    if (text == NULL) return KV_OK;
+    atomic_store(&manifest->failed, true);
+    (void)fail_rocks(err, "write to the manifest", text);
+    return KV_IO;
+}
+
+static void batches_serve(struct kv_manifest *manifest, struct kv_manifest_batch *first)
+{
+    rocksdb_writebatch_t *group = rocksdb_writebatch_create();
+    uint64_t records = 0;
+    for (const struct kv_manifest_batch *batch = first; batch != NULL; batch = batch->next) {
+        batch_add(group, batch->puts, batch->put_count);
+        records += batch->put_count;
+        atomic_fetch_add(&manifest->batch_count, 1);
+    }
+    const kv_status status = group_write(manifest, group, NULL);
+    if (status == KV_OK) atomic_fetch_add(&manifest->record_count, records);
+    rocksdb_writebatch_destroy(group);
+
+    while (first != NULL) {
+        struct kv_manifest_batch *next = first->next;
+        first->status = status;
+        kv_mailbox_post(first->reply, &first->msg); /* The owner's from here on. */
+        first = next;
+    }
+}
+
+static void batch_received(struct kv_msg *msg)
+{
+    struct kv_manifest_batch *batch = KV_CONTAINER_OF(msg, struct kv_manifest_batch, inbox);
+    struct kv_manifest *manifest = batch->manifest;
+    if (manifest->group == NULL) {
+        manifest->group = batch;
+    } else {
+        manifest->group_last->next = batch;
+    }
+    manifest->group_last = batch;
+}
+
+static void writer_stop_received(struct kv_msg *msg)
+{
+    KV_CONTAINER_OF(msg, struct kv_manifest, writer_stop_msg)->writer_stop = true;
+}
+
+static void writer_main(void *arg)
+{
+    struct kv_manifest *manifest = arg;
+    while (!manifest->writer_stop) {
+        kv_mailbox_wait(manifest->writer_inbox, -1);
+        (void)kv_mailbox_run(manifest->writer_inbox, KV_MANIFEST_BATCHES_MAX);
+        struct kv_manifest_batch *first = manifest->group;
+        manifest->group = NULL;
+        /* The stop message is the last one: what was posted before it is in this group. */
+        if (first != NULL) batches_serve(manifest, first);
+    }
+}
+
+void kv_manifest_write_post(struct kv_manifest *manifest, struct kv_manifest_batch *batch)
+{
+    assert(batch->reply != NULL);
+    assert(batch->msg.run != NULL);
+    batch->next = NULL;
+    batch->manifest = manifest;
+    batch->inbox.run = batch_received;
+    kv_mailbox_post(manifest->writer_inbox, &batch->inbox);
+}
+
+kv_status kv_manifest_write_now(struct kv_manifest *manifest, const struct kv_manifest_put *puts,
+                                uint32_t put_count, struct kv_error *err)
+{
+    rocksdb_writebatch_t *group = rocksdb_writebatch_create();
+    batch_add(group, puts, put_count);
+    atomic_fetch_add(&manifest->batch_count, 1);
+    const kv_status status = group_write(manifest, group, err);
+    if (status == KV_OK) atomic_fetch_add(&manifest->record_count, put_count);
+    rocksdb_writebatch_destroy(group);
+    return status;
+}
+
+/* ---- reading ---- */
+
+/* The record under the iterator; false at the end of the prefix. */
+static bool record_get(const rocksdb_iterator_t *iterator, const uint8_t *prefix,
+                       uint32_t prefix_bytes, struct kv_manifest_put *ret_record)
+{
+    if (!rocksdb_iter_valid(iterator)) return false;
+    size_t key_bytes;
+    size_t value_bytes;
+    const char *key = rocksdb_iter_key(iterator, &key_bytes);
+    if (key_bytes < prefix_bytes) return false;
+    if (prefix_bytes > 0 && memcmp(key, prefix, prefix_bytes) != 0) return false;
+    const char *value = rocksdb_iter_value(iterator, &value_bytes);
+    assert(key_bytes <= UINT32_MAX && value_bytes <= UINT32_MAX); /* As they were put. */
+    *ret_record = (struct kv_manifest_put){.key = (const uint8_t *)key,
+                                           .key_bytes = (uint32_t)key_bytes,
+                                           .value = (const uint8_t *)value,
+                                           .value_bytes = (uint32_t)value_bytes};
+    return true;
+}
+
+static kv_status iterator_end(rocksdb_iterator_t *iterator, struct kv_error *err)
+{
+    char *text = NULL;
+    rocksdb_iter_get_error(iterator, &text);
+    rocksdb_iter_destroy(iterator);
+    return text == NULL ? KV_OK : fail_rocks(err, "read the manifest", text);
+}
+
+/* False: it does not fit. */
+static bool record_copy(struct kv_manifest_scan *scan, const struct kv_manifest_put *record)
+{
+    const uint64_t bytes = (uint64_t)RECORD_HEAD_BYTES + record->key_bytes + record->value_bytes;
+    if (bytes > scan->buf_bytes - scan->used_bytes) return false;
+    uint8_t *at = scan->buf + scan->used_bytes;
+    kv_store32(at, record->key_bytes);
+    kv_store32(at + 4, record->value_bytes);
+    memcpy(at + RECORD_HEAD_BYTES, record->key, record->key_bytes);
+    memcpy(at + RECORD_HEAD_BYTES + record->key_bytes, record->value, record->value_bytes);
+    scan->used_bytes += (uint32_t)bytes;
+    scan->record_count++;
+    return true;
+}
+
+static void scan_received(struct kv_msg *msg)
+{
+    struct kv_manifest_scan *scan = KV_CONTAINER_OF(msg, struct kv_manifest_scan, inbox);
+    struct kv_manifest *manifest = scan->manifest;
+    const uint8_t *start = scan->start != NULL ? scan->start : scan->prefix;
+    const uint32_t start_bytes = scan->start != NULL ? scan->start_bytes : scan->prefix_bytes;
+    struct kv_manifest_put record;
+
+    scan->used_bytes = 0;
+    scan->record_count = 0;
+    scan->more = false;
+    rocksdb_iterator_t *iterator = rocksdb_create_iterator(manifest->db, manifest->read_options);
+    rocksdb_iter_seek(iterator, (const char *)start, start_bytes);
+    while (record_get(iterator, scan->prefix, scan->prefix_bytes, &record)) {
+        scan->more = scan->record_count == scan->record_max || !record_copy(scan, &record);
+        if (scan->more) break;
+        rocksdb_iter_next(iterator);
+    }
+    scan->status = iterator_end(iterator, NULL);
+    kv_mailbox_post(scan->reply, &scan->msg); /* The owner's from here on. */
+}
+
+static void reader_stop_received(struct kv_msg *msg)
+{
+    KV_CONTAINER_OF(msg, struct kv_manifest, reader_stop_msg)->reader_stop = true;
+}
+
+static void reader_main(void *arg)
+{
+    struct kv_manifest *manifest = arg;
+    while (!manifest->reader_stop) {
+        kv_mailbox_wait(manifest->reader_inbox, -1);
+        (void)kv_mailbox_run(manifest->reader_inbox, UINT32_MAX);
+    }
+}
+
+void kv_manifest_scan_post(struct kv_manifest *manifest, struct kv_manifest_scan *scan)
+{
+    assert(scan->reply != NULL);
+    assert(scan->msg.run != NULL);
+    assert(scan->record_max > 0);
+    scan->manifest = manifest;
+    scan->inbox.run = scan_received;
+    kv_mailbox_post(manifest->reader_inbox, &scan->inbox);
+}
+
+bool kv_manifest_scan_next(const struct kv_manifest_scan *scan, uint32_t *offset,
+                           struct kv_manifest_put *ret_record)
+{
+    if (*offset >= scan->used_bytes) return false;
+    const uint8_t *at = scan->buf + *offset;
+    const uint32_t key_bytes = kv_load32(at);
+    const uint32_t value_bytes = kv_load32(at + 4);
+    *ret_record = (struct kv_manifest_put){
+        .key = at + RECORD_HEAD_BYTES,
+        .key_bytes = key_bytes,
+        .value = at + RECORD_HEAD_BYTES + key_bytes,
+        .value_bytes = value_bytes,
+    };
+    *offset += RECORD_HEAD_BYTES + key_bytes + value_bytes;
+    assert(*offset <= scan->used_bytes);
+    return true;
+}
+
+kv_status kv_manifest_scan_now(struct kv_manifest *manifest, const uint8_t *prefix,
+                               uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
+                               struct kv_error *err)
+{
+    struct kv_manifest_put record;
+    kv_status status = KV_OK;
+    rocksdb_iterator_t *iterator = rocksdb_create_iterator(manifest->db, manifest->read_options);
+    rocksdb_iter_seek(iterator, (const char *)prefix, prefix_bytes);
+    while (status == KV_OK && record_get(iterator, prefix, prefix_bytes, &record)) {
+        status = visit(context, &record);
+        rocksdb_iter_next(iterator);
+    }
+    const kv_status end = iterator_end(iterator, status == KV_OK ? err : NULL);
+    return status == KV_OK ? end : status;
+}
+
+/* ---- open and close ---- */
+
+static void options_create(struct kv_manifest *manifest)
+{
+    manifest->options = rocksdb_options_create();
+    manifest->table_options = rocksdb_block_based_options_create();
+    manifest->cache = rocksdb_cache_create_lru(BLOCK_CACHE_BYTES);
+    manifest->write_options = rocksdb_writeoptions_create();
+    manifest->read_options = rocksdb_readoptions_create();
+
+    rocksdb_block_based_options_set_block_cache(manifest->table_options, manifest->cache);
+    rocksdb_options_set_block_based_table_factory(manifest->options, manifest->table_options);
+    rocksdb_options_set_create_if_missing(manifest->options, 1);
+    rocksdb_options_set_paranoid_checks(manifest->options, 1);
+    rocksdb_options_set_write_buffer_size(manifest->options, WRITE_BUFFER_BYTES);
+    rocksdb_options_set_max_open_files(manifest->options, OPEN_FILES_MAX);
+    rocksdb_options_set_info_log_level(manifest->options, LOG_LEVEL_WARN);
+    rocksdb_options_set_max_log_file_size(manifest->options, LOG_BYTES_MAX);
+    rocksdb_options_set_keep_log_file_num(manifest->options, LOG_FILES_MAX);
+    rocksdb_writeoptions_set_sync(manifest->write_options, 1);
+    rocksdb_readoptions_set_verify_checksums(manifest->read_options, 1);
+}
+
+/* RocksDB's own threads inherit the mask: the daemon's signals are for its main thread. */
+static rocksdb_t *open_without_signals(const rocksdb_options_t *options, const char *dir,
+                                       char **ret_text)
+{
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rocksdb_t *db = rocksdb_open(options, dir, ret_text);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return db;
+}
+
+kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest, struct kv_error *err)
+{
+    struct kv_manifest *manifest = calloc(1, sizeof(*manifest));
+    if (manifest == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
+    options_create(manifest);
+
+    kv_status status;
+    char *text = NULL;
+    manifest->db = open_without_signals(manifest->options, dir, &text);
+    if (text != NULL) {
+        manifest->db = NULL;
+        status = fail_open(err, dir, text);
+        goto fail;
+    }
+    status = kv_mailbox_create(&manifest->writer_inbox, err);
+    if (status == KV_OK) status = kv_mailbox_create(&manifest->reader_inbox, err);
+    if (status != KV_OK) goto fail;
+    status = kv_thread_start(&manifest->writer, KV_THREAD_MANIFEST, "kv-manifest-w", writer_main,
+                             manifest, err);
+    if (status == KV_OK)
+        status = kv_thread_start(&manifest->reader, KV_THREAD_MANIFEST, "kv-manifest-r",
+                                 reader_main, manifest, err);
+    if (status != KV_OK) goto fail;
+    *ret_manifest = manifest;
+    return KV_OK;
+
+fail:
+    kv_manifest_close(manifest);
+    return status;
+}
+
+void kv_manifest_close(struct kv_manifest *manifest)
+{
+    if (manifest == NULL) return;
+    if (manifest->writer.started) {
+        manifest->writer_stop_msg.run = writer_stop_received;
+        kv_mailbox_post(manifest->writer_inbox, &manifest->writer_stop_msg);
+    }
+    if (manifest->reader.started) {
+        manifest->reader_stop_msg.run = reader_stop_received;
+        kv_mailbox_post(manifest->reader_inbox, &manifest->reader_stop_msg);
+    }
+    kv_thread_join(&manifest->writer);
+    kv_thread_join(&manifest->reader);
+    kv_mailbox_destroy(manifest->writer_inbox);
+    kv_mailbox_destroy(manifest->reader_inbox);
+
+    if (manifest->db != NULL) rocksdb_close(manifest->db);
+    rocksdb_readoptions_destroy(manifest->read_options);
+    rocksdb_writeoptions_destroy(manifest->write_options);
+    rocksdb_options_destroy(manifest->options);
+    rocksdb_block_based_options_destroy(manifest->table_options);
+    rocksdb_cache_destroy(manifest->cache);
+    free(manifest);
+}
+
+struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest)
+{
+    return (struct kv_manifest_stats){
+        .batches = atomic_load(&manifest->batch_count),
+        .syncs = atomic_load(&manifest->sync_count),
+        .records = atomic_load(&manifest->record_count),
+        .failed = atomic_load(&manifest->failed),
+    };
+}
