@@ -1,0 +1,41 @@
+#pragma once
+
+/*
+ * struct request_out -> protobuf.  Everything built here lives in the request's arena.  Called by
+ * whoever answers: the shard thread, or the rpc thread for what it refuses itself.
+ */
+
+#include "cached/request.h"
+#include "cached/rpc/rpc_stats.h"
+#include "kvstore/base/bytes.h"
+
+#include <protobuf-c/protobuf-c.h>
+
+/* What the daemon says about itself; immutable, texts outlive the server. */
+struct rpc_about {
+    const char *version, *commit;
+    uint64_t pid, started_ns;
+    uint32_t vocab_tokens;
+    struct kv_digest model_fingerprint;
+};
+
+struct rpc_setting {
+    const char *key, *value, *origin, *doc;
+};
+
+/* The answer of a call that did not fail (for Decode its last message).  `snapshot` is for
+ * GetStats, else NULL.  NULL: the arena is exhausted. */
+const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *about,
+                                   const struct rpc_snapshot *snapshot);
+const ProtobufCMessage *rpc_encode_stats(struct request *req, const struct rpc_about *about,
+                                         const struct rpc_snapshot *snapshot);
+const ProtobufCMessage *rpc_encode_config(struct kv_arena *arena,
+                                          const struct rpc_setting *settings, uint32_t count);
+
+/* google.rpc.Status of a failed request, packed.  data NULL: the arena is exhausted. */
+struct kv_bytes rpc_encode_failure(struct request *req);
+
+/* One DecodeResponse without an end. */
+size_t rpc_stream_bytes(uint32_t position, uint32_t count);
+void rpc_stream_encode(uint32_t position, const uint32_t *tokens, const uint32_t *logits_crc,
+                       uint32_t count, uint8_t *to);

@@ -1,0 +1,105 @@
+/*
+ * The methods.
+ *
+ * Those of later versions are listed by name, so that a client can tell "not yet" from "no such
+ * method", and so that a test can check that every method of the .proto files is in one of the two
+ * tables.  A path is checked before any token: which methods exist is public.
+ */
+
+#include "cached/rpc/rpc_method.h"
+
+#include "cached/auth.h"
+#include "kvstore/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define SESSION "/cached.session.v1.SessionService/"
+#define ADMIN "/cached.admin.v1.AdminService/"
+#define TRANSFER "/cached.transfer.v1.TransferService/"
+#define HEALTH "/grpc.health.v1.Health/"
+
+#define HARNESS AUTH_ROLE_HARNESS
+#define OPS AUTH_ROLE_OPS
+#define READERS (AUTH_ROLE_OPS | AUTH_ROLE_STATS)
+
+#define BY_SHARD(service, name, request, roles)                                                    \
+    [request] = {service name, name, RPC_BY_SHARD, request, roles}
+
+static const struct rpc_method methods[RPC_METHOD_COUNT] = {
+    BY_SHARD(SESSION, "OpenSession", REQUEST_OPEN_SESSION, HARNESS),
+    BY_SHARD(SESSION, "Lookup", REQUEST_LOOKUP, HARNESS),
+    BY_SHARD(SESSION, "Prefill", REQUEST_PREFILL, HARNESS),
+    BY_SHARD(SESSION, "Decode", REQUEST_DECODE, HARNESS),
+    BY_SHARD(SESSION, "Checkpoint", REQUEST_CHECKPOINT, HARNESS),
+    BY_SHARD(SESSION, "WaitDurable", REQUEST_WAIT_DURABLE, HARNESS),
+    BY_SHARD(SESSION, "Rollback", REQUEST_ROLLBACK, HARNESS),
+    BY_SHARD(SESSION, "CloseSession", REQUEST_CLOSE_SESSION, HARNESS),
+    BY_SHARD(SESSION, "ListSessions", REQUEST_LIST_SESSIONS, HARNESS),
+    BY_SHARD(SESSION, "GetSession", REQUEST_GET_SESSION, HARNESS),
+    BY_SHARD(ADMIN, "GetStats", REQUEST_GET_STATS, READERS),
+    BY_SHARD(ADMIN, "AdvanceClock", REQUEST_ADVANCE_CLOCK, OPS),
+    [RPC_METHOD_CONFIG] = {ADMIN "GetConfig", "GetConfig", RPC_BY_CONFIG, 0, READERS},
+    [RPC_METHOD_CHECK] = {HEALTH "Check", "Check", RPC_BY_CHECK, 0, 0},
+    [RPC_METHOD_WATCH] = {HEALTH "Watch", "Watch", RPC_BY_WATCH, 0, 0},
+    [RPC_METHOD_OTHER] = {"", "other", RPC_BY_UNKNOWN, 0, 0},
+};
+
+#define LATER(service, name)                                                                       \
+    {                                                                                              \
+        service name, name, RPC_BY_LATER, 0, 0                                                     \
+    }
+
+static const struct rpc_method later[] = {
+    LATER(SESSION, "Fork"),
+    LATER(SESSION, "Compact"),
+    LATER(SESSION, "Pin"),
+    LATER(SESSION, "Touch"),
+    LATER(SESSION, "DeleteSession"),
+    LATER(SESSION, "GetUsage"),
+    LATER(ADMIN, "SetQuota"),
+    LATER(ADMIN, "GetQuota"),
+    LATER(ADMIN, "DeleteQuota"),
+    LATER(ADMIN, "ListUsers"),
+    LATER(ADMIN, "WatchStats"),
+    LATER(ADMIN, "Why"),
+    LATER(ADMIN, "Evict"),
+    LATER(ADMIN, "EraseUser"),
+    LATER(ADMIN, "PublishPrefix"),
+    LATER(ADMIN, "Drain"),
+    LATER(ADMIN, "Scrub"),
+    LATER(ADMIN, "ListNodes"),
+    LATER(ADMIN, "Advise"),
+    LATER(TRANSFER, "Put"),
+    LATER(TRANSFER, "Get"),
+    LATER(TRANSFER, "BlockExists"),
+    LATER(TRANSFER, "BlockGet"),
+    LATER(TRANSFER, "BlockSet"),
+    LATER("/grpc.health.v1.Health/", "List"),
+};
+
+const struct rpc_method *rpc_method_at(unsigned index)
+{
+    assert(index < RPC_METHOD_COUNT);
+    assert(methods[index].name != NULL);
+    return &methods[index];
+}
+
+static bool is(const struct rpc_method *method, const char *path, size_t bytes)
+{
+    return strlen(method->path) == bytes && memcmp(method->path, path, bytes) == 0;
+}
+
+const struct rpc_method *rpc_method_find(const char *path, size_t bytes, unsigned *ret_index)
+{
+    for (unsigned i = RPC_METHOD_CHECK; i <= RPC_METHOD_WATCH; i++) {
+        if (!is(&methods[i], path, bytes)) continue;
+        *ret_index = i;
+        return &methods[i];
+    }
+    *ret_index = RPC_METHOD_OTHER;
+    for (size_t i = 0; i < KV_ARRAY_COUNT(later); i++) {
+        if (is(&later[i], path, bytes)) return &later[i];
+    }
+    return &methods[RPC_METHOD_OTHER];
+}
