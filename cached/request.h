@@ -189,6 +189,7 @@ struct request_out {
     uint64_t epoch;
     enum request_outcome outcome;
     enum kv_reason reason;
+    enum kv_reason save_reason; /* NONE, or why a checkpoint was not stored. */
     uint32_t prompt_tokens, hit_tokens, replayed_tokens, computed_tokens, stored_tokens;
     uint32_t hbm_tokens, ssd_tokens, weakened;
     bool diverged;

@@ -1,0 +1,384 @@
+/*
+ * Tables of users, sessions, nodes and pages.
+ *
+ * Nodes and pages live in two arrays mapped once, without reserving memory: an index never moves,
+ * costs nothing until it is used, and its size is the configured budget.  Freed entries are chained
+ * through a free list.  Half of the budget goes to each table: a node and a page are of like size
+ * and a turn makes about one of each.
+ */
+
+#include "kvstore/index/session_index.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/tier/tier_hbm.h"
+#include "kvstore/tier/tier_ssd.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#define SESSION_BUCKETS 65536u
+#define USER_BUCKETS 4096u
+
+struct kv_index {
+    struct kv_digest model;
+    struct kv_user *users[USER_BUCKETS];
+    struct kv_session *sessions[SESSION_BUCKETS];
+    struct kv_node *nodes;
+    struct kv_page *pages;
+    uint32_t nodes_max, pages_max;
+    uint32_t nodes_touched, pages_touched; /* Entries ever used: the rest is untouched memory. */
+    struct kv_node *node_free;             /* Chained by sibling. */
+    uint32_t page_free;                    /* Chained by position. */
+    uint32_t user_count, session_count, node_count, page_count;
+    uint64_t heap_bytes; /* Page lists of nodes, names. */
+    kv_index_page_free_fn *page_freed;
+    void *page_freed_context;
+};
+
+static void *table_map(uint64_t bytes)
+{
+    void *table = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return table == MAP_FAILED ? NULL : table;
+}
+
+kv_status kv_index_create(const struct kv_index_options *options, struct kv_index **ret_index,
+                          struct kv_error *err)
+{
+    struct kv_index *index = calloc(1, sizeof(*index));
+    if (index == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the index");
+    index->model = options->model;
+    index->nodes_max =
+        (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
+    index->pages_max =
+        (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_page), UINT32_MAX - 1);
+    index->page_free = KV_PAGE_INDEX_NONE;
+    index->nodes = table_map((uint64_t)index->nodes_max * sizeof(struct kv_node));
+    index->pages = table_map((uint64_t)index->pages_max * sizeof(struct kv_page));
+    if (index->nodes == NULL || index->pages == NULL) {
+        kv_index_destroy(index);
+        return KV_FAIL(err, KV_NOMEM, "map index.ram (%llu bytes)",
+                       (unsigned long long)options->bytes);
+    }
+    *ret_index = index;
+    return KV_OK;
+}
+
+static void session_free(struct kv_session *session)
+{
+    free(session->name);
+    free(session->parent_name);
+    free(session);
+}
+
+void kv_index_destroy(struct kv_index *index)
+{
+    if (index == NULL) return;
+    for (uint32_t i = 0; i < SESSION_BUCKETS; i++) {
+        while (index->sessions[i] != NULL) {
+            struct kv_session *session = index->sessions[i];
+            index->sessions[i] = session->next;
+            session_free(session);
+        }
+    }
+    for (uint32_t i = 0; i < USER_BUCKETS; i++) {
+        while (index->users[i] != NULL) {
+            struct kv_user *user = index->users[i];
+            index->users[i] = user->next;
+            free(user);
+        }
+    }
+    for (uint32_t i = 0; i < index->nodes_touched; i++)
+        free(index->nodes[i].pages);
+    if (index->nodes != NULL)
+        (void)munmap(index->nodes, (uint64_t)index->nodes_max * sizeof(struct kv_node));
+    if (index->pages != NULL)
+        (void)munmap(index->pages, (uint64_t)index->pages_max * sizeof(struct kv_page));
+    free(index);
+}
+
+struct kv_user *kv_index_user_find(struct kv_index *index, const struct kv_user_id *id)
+{
+    struct kv_user *user = index->users[kv_load32(id->bytes) % USER_BUCKETS];
+    while (user != NULL && !kv_id_equal(user->id.bytes, id->bytes))
+        user = user->next;
+    return user;
+}
+
+struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_id *id,
+                                  const uint8_t salt[32])
+{
+    assert(kv_index_user_find(index, id) == NULL);
+    struct kv_user *user = calloc(1, sizeof(*user));
+    if (user == NULL) return NULL;
+    user->id = *id;
+    if (salt != NULL) {
+        memcpy(user->salt, salt, sizeof(user->salt));
+    } else if (getrandom(user->salt, sizeof(user->salt), 0) != (ssize_t)sizeof(user->salt)) {
+        free(user);
+        return NULL;
+    }
+    user->root = kv_digest_root(&index->model, user->salt);
+    struct kv_user **bucket = &index->users[kv_load32(id->bytes) % USER_BUCKETS];
+    user->next = *bucket;
+    *bucket = user;
+    index->user_count++;
+    return user;
+}
+
+struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv_session_id *id)
+{
+    struct kv_session *session = index->sessions[kv_load32(id->bytes) % SESSION_BUCKETS];
+    while (session != NULL && !kv_id_equal(session->id.bytes, id->bytes))
+        session = session->next;
+    return session;
+}
+
+struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_session_id *id,
+                                        struct kv_user *user, const char *name,
+                                        const char *parent_name)
+{
+    assert(kv_index_session_find(index, id) == NULL);
+    if (index->session_count >= KV_SESSIONS_MAX) return NULL;
+    struct kv_session *session = calloc(1, sizeof(*session));
+    if (session == NULL) return NULL;
+    session->id = *id;
+    session->user = user;
+    session->name = strdup(name);
+    session->parent_name = strdup(parent_name);
+    if (session->name == NULL || session->parent_name == NULL) {
+        session_free(session);
+        return NULL;
+    }
+    struct kv_session **bucket = &index->sessions[kv_load32(id->bytes) % SESSION_BUCKETS];
+    session->next = *bucket;
+    *bucket = session;
+    index->session_count++;
+    index->heap_bytes += sizeof(*session) + strlen(name) + strlen(parent_name) + 2;
+    return session;
+}
+
+void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
+{
+    assert(session->roots == NULL);
+    struct kv_session **link = &index->sessions[kv_load32(session->id.bytes) % SESSION_BUCKETS];
+    while (*link != session)
+        link = &(*link)->next;
+    *link = session->next;
+    index->session_count--;
+    index->heap_bytes -=
+        sizeof(*session) + strlen(session->name) + strlen(session->parent_name) + 2;
+    session_free(session);
+}
+
+struct kv_session *kv_index_session_next(struct kv_index *index, uint32_t *bucket,
+                                         struct kv_session *last)
+{
+    struct kv_session *next = NULL;
+    if (last != NULL) {
+        next = last->next;
+        if (next == NULL) (*bucket)++;
+    }
+    while (next == NULL && *bucket < SESSION_BUCKETS) {
+        next = index->sessions[*bucket];
+        if (next == NULL) (*bucket)++;
+    }
+    return next;
+}
+
+static struct kv_node *node_take(struct kv_index *index)
+{
+    struct kv_node *node = index->node_free;
+    if (node != NULL) {
+        index->node_free = node->sibling;
+    } else {
+        if (index->nodes_touched == index->nodes_max) return NULL;
+        node = &index->nodes[index->nodes_touched++];
+    }
+    memset(node, 0, sizeof(*node));
+    node->used = true;
+    node->image.slot = KV_POOL_SLOT_NONE;
+    index->node_count++;
+    return node;
+}
+
+static void node_give(struct kv_index *index, struct kv_node *node)
+{
+    free(node->pages);
+    memset(node, 0, sizeof(*node));
+    node->sibling = index->node_free;
+    index->node_free = node;
+    index->node_count--;
+}
+
+struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *session,
+                                  struct kv_node *parent, uint32_t tokens, const uint32_t *pages,
+                                  uint32_t page_count)
+{
+    assert(parent == NULL || (parent->session == session && parent->tokens < tokens));
+    struct kv_node *node = node_take(index);
+    if (node == NULL) return NULL;
+    node->pages = malloc(sizeof(uint32_t) * KV_MAX(page_count, 1u));
+    if (node->pages == NULL) {
+        node_give(index, node);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < page_count; i++) {
+        node->pages[i] = pages[i];
+        kv_index_page_ref(index, pages[i]);
+    }
+    node->page_count = page_count;
+    index->heap_bytes += sizeof(uint32_t) * page_count;
+    node->session = session;
+    node->parent = parent;
+    node->tokens = tokens;
+    struct kv_node **list = parent == NULL ? &session->roots : &parent->child;
+    node->sibling = *list;
+    *list = node;
+    session->node_count++;
+    return node;
+}
+
+void kv_index_node_remove(struct kv_index *index, struct kv_node *node)
+{
+    assert(node->used && node->child == NULL);
+    assert(node->image.slot == KV_POOL_SLOT_NONE);
+    struct kv_session *session = node->session;
+    struct kv_node **link = node->parent == NULL ? &session->roots : &node->parent->child;
+    while (*link != node)
+        link = &(*link)->sibling;
+    *link = node->sibling;
+    session->node_count--;
+    if (session->head == node) session->head = node->parent;
+    for (uint32_t i = 0; i < node->page_count; i++)
+        kv_index_page_unref(index, node->pages[i]);
+    index->heap_bytes -= sizeof(uint32_t) * node->page_count;
+    node_give(index, node);
+}
+
+struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_checkpoint_id *id)
+{
+    struct kv_node *node = NULL;
+    while ((node = kv_index_node_next(session, node)) != NULL) {
+        if (kv_id_equal(node->id.bytes, id->bytes)) return node;
+    }
+    return NULL;
+}
+
+struct kv_node *kv_index_node_next(struct kv_session *session, struct kv_node *node)
+{
+    if (node == NULL) return session->roots;
+    if (node->child != NULL) return node->child;
+    while (node != NULL && node->sibling == NULL)
+        node = node->parent;
+    return node == NULL ? NULL : node->sibling;
+}
+
+struct kv_node *kv_index_ancestor(struct kv_node *node, uint32_t limit)
+{
+    while (node != NULL && node->tokens > limit)
+        node = node->parent;
+    return node;
+}
+
+bool kv_index_is_ancestor(const struct kv_node *ancestor, const struct kv_node *node)
+{
+    while (node != NULL && node != ancestor)
+        node = node->parent;
+    return node != NULL;
+}
+
+uint32_t kv_index_page_add(struct kv_index *index, struct kv_session *session)
+{
+    uint32_t page = index->page_free;
+    if (page != KV_PAGE_INDEX_NONE) {
+        index->page_free = index->pages[page].position;
+    } else {
+        if (index->pages_touched == index->pages_max) return KV_PAGE_INDEX_NONE;
+        page = index->pages_touched++;
+    }
+    index->pages[page] = (struct kv_page){
+        .session = session,
+        .refs = 1, .ssd_page = KV_SSD_PAGE_NONE, .hbm_slot = KV_HBM_SLOT_NONE, .used = true};
+    index->page_count++;
+    return page;
+}
+
+struct kv_page *kv_index_page(struct kv_index *index, uint32_t page)
+{
+    assert(page < index->pages_touched && index->pages[page].used);
+    return &index->pages[page];
+}
+
+void kv_index_page_ref(struct kv_index *index, uint32_t page)
+{
+    kv_index_page(index, page)->refs++;
+}
+
+void kv_index_page_unref(struct kv_index *index, uint32_t page)
+{
+    struct kv_page *object = kv_index_page(index, page);
+    assert(object->refs > 0);
+    if (--object->refs > 0) return;
+    if (index->page_freed != NULL) index->page_freed(index->page_freed_context, page, object);
+    object->used = false;
+    object->position = index->page_free;
+    index->page_free = page;
+    index->page_count--;
+}
+
+void kv_index_on_page_free(struct kv_index *index, kv_index_page_free_fn *fn, void *context)
+{
+    index->page_freed = fn;
+    index->page_freed_context = context;
+}
+
+void kv_index_path_pages(const struct kv_node *node, uint32_t tokens, uint32_t *ret_pages)
+{
+    const uint32_t want = kv_pages_for(tokens);
+    uint32_t filled_from = want; /* Entries from here on are set. */
+
+    for (; node != NULL && filled_from > 0; node = node->parent) {
+        const uint32_t start = (node->parent == NULL ? 0 : node->parent->tokens) / KV_PAGE_TOKENS;
+        for (uint32_t i = node->page_count; i-- > 0;) {
+            const uint32_t k = start + i;
+            if (k < filled_from) ret_pages[k] = node->pages[i];
+        }
+        if (start < filled_from) filled_from = start;
+    }
+    assert(filled_from == 0);
+}
+
+void kv_index_renew(struct kv_node *node, uint64_t now_ms)
+{
+    for (; node != NULL; node = node->parent)
+        node->used_ms = KV_MAX(node->used_ms, now_ms);
+}
+
+bool kv_index_expired(const struct kv_node *node, uint64_t now_ms)
+{
+    const uint64_t age = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
+    return age > node->session->ttl_ms;
+}
+
+struct kv_index_usage kv_index_usage(const struct kv_index *index)
+{
+    return (struct kv_index_usage){
+        .users = index->user_count,
+        .sessions = index->session_count,
+        .nodes = index->node_count,
+        .nodes_max = index->nodes_max,
+        .pages = index->page_count,
+        .pages_max = index->pages_max,
+        .bytes = index->heap_bytes + (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
+                 (uint64_t)index->pages_touched * sizeof(struct kv_page),
+    };
+}
+
+uint64_t kv_index_model_tag(const struct kv_index *index)
+{
+    return kv_load64(index->model.bytes);
+}

@@ -1,0 +1,176 @@
+#pragma once
+
+/*
+ * The store: index, tiers and manifest behind one object.  Owned by: shard (opened and closed by the
+ * main thread while the shard does not run).
+ *
+ * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> acknowledged.
+ * Order of a removal: record deleted, synced -> space reused.  Whatever has no record after a
+ * restart is free space; there is no repair.
+ */
+
+#include "kvstore/base/clock.h"
+#include "kvstore/base/log.h"
+#include "kvstore/base/mailbox.h"
+#include "kvstore/base/ring.h"
+#include "kvstore/format/layout.h"
+#include "kvstore/index/manifest.h"
+#include "kvstore/index/match.h"
+#include "kvstore/index/session_index.h"
+#include "kvstore/tier/tier_hbm.h"
+#include "kvstore/tier/tier_pool.h"
+#include "kvstore/tier/tier_ssd.h"
+
+struct kv_store_options {
+    const char *dir; /* State directory: manifest/ and ssd/ are made inside. */
+    const struct kv_layout *layout;
+    struct kv_digest model;
+    struct kv_clock *clock;
+    struct kv_log *log;
+    struct kv_ring *ring;
+    struct kv_mailbox *mailbox; /* The shard's: manifest answers come here. */
+    uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
+    uint64_t pool_ttl_ms, rows_ttl_ms;
+};
+
+struct kv_store_recovery {
+    uint64_t checkpoints, dropped, sessions, pages, bytes;
+    uint64_t duration_ns;
+};
+
+struct kv_store_counters {
+    uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
+    uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
+};
+
+struct kv_store {
+    struct kv_store_options options;
+    struct kv_layout layout;
+    struct kv_index *index;
+    struct kv_hbm *hbm;
+    struct kv_pool *pool;
+    struct kv_ssd *ssd;
+    struct kv_manifest *manifest;
+    struct kv_store_recovery recovery;
+    struct kv_store_counters counters;
+    uint64_t generation;   /* Last one given out. */
+    uint64_t touch_seq;    /* For LRU of loaded sessions. */
+    struct kv_batch *dead; /* Removals waiting for kv_store_tick(). */
+    uint32_t operations;   /* Batches, loads, reads and writes in flight. */
+    bool unloading;        /* Pages that go now leave memory only. */
+};
+
+/* Creates what is missing, recovers what is there.  KV_INVALID: made for another model shape. */
+kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
+                        struct kv_error *err) KV_MUST_CHECK;
+void kv_store_close(struct kv_store *store); /* operations must be 0. */
+
+uint64_t kv_store_now_ms(const struct kv_store *store);
+uint64_t kv_store_now_ns(const struct kv_store *store); /* Pool clock. */
+uint64_t kv_store_next_generation(struct kv_store *store);
+
+/* Posts pending removals, expires pool images.  Once a loop turn. */
+void kv_store_tick(struct kv_store *store);
+
+/* ---- store_batch.c: records ---- */
+
+/* A set of manifest changes that becomes durable as one.  Owned by the store from post until done
+ * ran; freed after it. */
+struct kv_batch;
+typedef void kv_batch_done_fn(void *context, kv_status status);
+
+struct kv_batch *kv_batch_create(struct kv_store *store); /* NULL: out of memory. */
+void kv_batch_discard(struct kv_batch *batch);
+kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session) KV_MUST_CHECK;
+kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
+                        const char *name) KV_MUST_CHECK;
+kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node) KV_MUST_CHECK;
+kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
+kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
+                               const struct kv_checkpoint_id *id) KV_MUST_CHECK;
+kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *session,
+                               uint64_t uid) KV_MUST_CHECK;
+/* An SSD page to free once the batch is durable. */
+kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
+void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
+
+/* ---- store_load.c: trees on demand ---- */
+
+typedef void kv_load_done_fn(void *context, struct kv_session *session, kv_status status);
+/* session->load must be NONE. KV_BUSY: index budget reached even after unloading others. */
+void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
+                         void *context);
+/* Makes room in the index for `pages` pages and `nodes` nodes by unloading idle trees, least
+ * recently used first; false: not possible. */
+bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages);
+void kv_store_unload(struct kv_store *store, struct kv_session *session);
+
+/* ---- store_read.c ---- */
+
+/* Brings page objects into memory.  Arrays belong to the caller and stay until done.
+ * Results per page: slot pinned (KV_HBM_SLOT_NONE: could not be read), fresh (read now, to be
+ * verified with kv_store_page_check before anybody else may see it). */
+struct kv_read {
+    uint32_t count;
+    const uint32_t *pages;
+    uint32_t *slots;
+    bool *fresh;
+    void (*done)(struct kv_read *read);
+    /* Owned by the store. */
+    struct kv_store *store;
+    struct kv_read_op *ops;
+    uint32_t waiting;
+    uint64_t bytes;
+};
+/* KV_BUSY: not enough slots (nothing is pinned then); KV_NOMEM.  KV_OK: done will run, never from
+ * inside this call; KV_MISS: everything was in memory, slots are filled, done will not run. */
+kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read) KV_MUST_CHECK;
+
+/* Compares a page in a slot with what the index says and, if ids is given, its tokens with
+ * ids[0..).  A fresh page that agrees becomes the object's cached copy.  KV_CORRUPT otherwise
+ * (counted and logged). */
+kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
+                              const struct kv_digest *chain, const uint32_t *ids,
+                              uint32_t id_count) KV_MUST_CHECK;
+
+/* Removes every node of the session that lists the page, with all below it. */
+void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
+                        enum kv_reason why);
+/* Removes a node and all below it: records deleted, windows dropped, pages freed when nobody else
+ * lists them. */
+void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why);
+/* Removes leaves whose time is up. */
+void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
+
+/* ---- store_write.c ---- */
+
+/* Pages on their way to SSD.  Allocated by the store, freed after done ran. */
+struct kv_write_item {
+    uint32_t page;     /* Object; its ssd_page and generation were set by kv_write_add. */
+    uint32_t slot;     /* Sealed bytes; pinned by the store until done. */
+    uint32_t old_ssd;  /* To free when the record is durable; KV_SSD_PAGE_NONE. */
+    uint64_t old_generation;
+    uint32_t old_count;
+    struct kv_ssd_op op;
+};
+struct kv_write {
+    struct kv_store *store;
+    struct kv_write_item *items;
+    uint32_t count, capacity;
+    uint32_t waiting;
+    kv_status status;
+    struct kv_ssd_flush flush;
+    void (*done)(struct kv_write *write, kv_status status);
+    void *context;
+};
+struct kv_write *kv_write_create(struct kv_store *store, uint32_t capacity);
+/* Seals the page in `slot` (count tokens, chain digest at its start) under a fresh generation and
+ * queues it.  For a page that is already on SSD the old place is remembered. */
+void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t count,
+                  const struct kv_digest *chain);
+/* Allocates space and writes, then flushes.  Fails at once (done does not run) with KV_BUSY: SSD
+ * full; KV_INVALID: read-only; KV_IO. */
+kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_CHECK;
+/* Puts the objects back to what they were before kv_write_add, frees the new space. */
+void kv_write_undo(struct kv_write *write);
+void kv_write_destroy(struct kv_write *write);

@@ -1,0 +1,360 @@
+/*
+ * Trees on demand: one prefix scan brings a session's nodes and pages, which are then linked.
+ *
+ * What does not fit together is left out: a node without its parent or with a page that has no
+ * record or no place on SSD is dropped with all below it, counted, and its records are deleted.  A
+ * tree that is not in use can be unloaded at any time; its windows go with it.
+ */
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/store/store_internal.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOAD_BUFFER_FIRST (256u << 10)
+#define LOAD_BUFFER_MAX (512u << 20)
+
+struct load {
+    struct kv_manifest_scan scan;
+    struct kv_store *store;
+    struct kv_session *session;
+    kv_load_done_fn *done;
+    void *context;
+    uint8_t key[KV_RECORD_KEY_MAX];
+    /* Decoded records; node page lists point into the scan's buffer. */
+    struct kv_record_node *nodes;
+    struct kv_record_page *pages;
+    uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
+    uint32_t node_count, page_count;
+};
+
+static void load_finish(struct load *load, kv_status status)
+{
+    struct kv_store *store = load->store;
+    struct kv_session *session = load->session;
+    session->load = status == KV_OK ? KV_LOAD_DONE : KV_LOAD_NONE;
+    session->touched_seq = ++store->touch_seq;
+    store->operations--;
+    store->counters.loads++;
+    kv_load_done_fn *done = load->done;
+    void *context = load->context;
+    free(load->scan.buf);
+    free(load->nodes);
+    free(load->pages);
+    free(load->page_objects);
+    free(load);
+    done(context, session, status);
+}
+
+static int compare_nodes(const void *a, const void *b)
+{
+    const struct kv_record_node *x = a, *y = b;
+    return x->tokens < y->tokens ? -1 : x->tokens > y->tokens;
+}
+
+static int compare_pages(const void *a, const void *b)
+{
+    const struct kv_record_page *x = a, *y = b;
+    return x->uid < y->uid ? -1 : x->uid > y->uid;
+}
+
+static kv_status load_decode(struct load *load)
+{
+    const uint32_t count = load->scan.record_count;
+    load->nodes = calloc(KV_MAX(count, 1u), sizeof(*load->nodes));
+    load->pages = calloc(KV_MAX(count, 1u), sizeof(*load->pages));
+    load->page_objects = calloc(KV_MAX(count, 1u), sizeof(*load->page_objects));
+    if (load->nodes == NULL || load->pages == NULL || load->page_objects == NULL) return KV_NOMEM;
+
+    uint32_t offset = 0;
+    struct kv_manifest_put put;
+    while (kv_manifest_scan_next(&load->scan, &offset, &put)) {
+        if (put.key_bytes < 18) continue;
+        const bool is_node = put.key[17] == 'N';
+        const kv_status status =
+            is_node ? kv_record_node_decode(put.value, put.value_bytes,
+                                            &load->nodes[load->node_count])
+                    : kv_record_page_decode(put.value, put.value_bytes,
+                                            &load->pages[load->page_count]);
+        if (status != KV_OK) {
+            load->store->counters.corrupt_pages++;
+            kv_log(load->store->options.log, KV_LOG_ERROR, "record_damaged", "kind=%s",
+                   is_node ? "node" : "page");
+            continue;
+        }
+        if (is_node)
+            load->node_count++;
+        else
+            load->page_count++;
+    }
+    qsort(load->nodes, load->node_count, sizeof(*load->nodes), compare_nodes);
+    qsort(load->pages, load->page_count, sizeof(*load->pages), compare_pages);
+    return KV_OK;
+}
+
+static void load_pages(struct load *load)
+{
+    struct kv_store *store = load->store;
+    for (uint32_t i = 0; i < load->page_count; i++) {
+        const struct kv_record_page *record = &load->pages[i];
+        load->page_objects[i] = KV_PAGE_INDEX_NONE;
+        if (!kv_ssd_claimed(store->ssd, record->ssd_page)) continue; /* Its file is gone. */
+        const uint32_t page = kv_index_page_add(store->index, load->session);
+        if (page == KV_PAGE_INDEX_NONE) continue;
+        struct kv_page *object = kv_index_page(store->index, page);
+        object->uid = record->uid;
+        object->generation = record->generation;
+        object->tag = record->tag;
+        object->position = record->position;
+        object->count = record->count;
+        object->ssd_page = record->ssd_page;
+        object->durable = true;
+        load->page_objects[i] = page;
+    }
+}
+
+static uint32_t load_find_page(const struct load *load, uint64_t uid)
+{
+    const struct kv_record_page key = {.uid = uid};
+    const struct kv_record_page *found =
+        bsearch(&key, load->pages, load->page_count, sizeof(key), compare_pages);
+    return found == NULL ? KV_PAGE_INDEX_NONE : load->page_objects[found - load->pages];
+}
+
+/* The objects of a node's edge, checked against its positions; false: something is missing. */
+static bool load_edge(const struct load *load, const struct kv_record_node *record,
+                      uint32_t parent_tokens, uint32_t *ret_pages)
+{
+    const uint32_t first = parent_tokens / KV_PAGE_TOKENS;
+    if (record->tokens <= parent_tokens) return false;
+    if (record->page_count != kv_pages_for(record->tokens) - first) return false;
+    for (uint32_t i = 0; i < record->page_count; i++) {
+        ret_pages[i] = load_find_page(load, kv_load64(record->page_uids + 8u * i));
+        if (ret_pages[i] == KV_PAGE_INDEX_NONE) return false;
+        const struct kv_page *page = kv_index_page(load->store->index, ret_pages[i]);
+        const uint32_t end = KV_MIN(record->tokens, (first + i + 1) * KV_PAGE_TOKENS);
+        if (page->position != (first + i) * KV_PAGE_TOKENS) return false;
+        if (page->position + page->count < end) return false;
+    }
+    return true;
+}
+
+static bool load_node(struct load *load, const struct kv_record_node *record)
+{
+    struct kv_store *store = load->store;
+    struct kv_node *parent = NULL;
+    if (record->has_parent) {
+        parent = kv_index_node_find(load->session, &record->parent);
+        if (parent == NULL) return false;
+    }
+    uint32_t *pages = malloc(sizeof(uint32_t) * KV_MAX(record->page_count, 1u));
+    struct kv_node *node = NULL;
+    if (pages != NULL && load_edge(load, record, parent == NULL ? 0 : parent->tokens, pages))
+        node = kv_index_node_add(store->index, load->session, parent, record->tokens, pages,
+                                 record->page_count);
+    free(pages);
+    if (node == NULL) return false;
+    node->id = record->id;
+    node->digest = record->digest;
+    node->kind = record->kind;
+    node->created_ms = record->created_ms;
+    node->replay_count = (uint8_t)record->replay_count;
+    memcpy(node->replays, record->replays, sizeof(node->replays));
+    node->durable = true;
+    node->foreign = record->model_tag != kv_index_model_tag(store->index);
+    node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */
+    kv_index_renew(node, record->used_ms);
+    return true;
+}
+
+static void load_link(struct load *load)
+{
+    struct kv_store *store = load->store;
+    struct kv_session *session = load->session;
+    load_pages(load);
+    for (uint32_t i = 0; i < load->node_count; i++) {
+        if (load_node(load, &load->nodes[i])) continue;
+        store->counters.nodes_dropped++;
+        session->last_loss = KV_REASON_CORRUPT;
+        struct kv_batch *dead = kv_store_dead_batch(store);
+        if (dead != NULL)
+            (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
+        kv_log(store->options.log, KV_LOG_WARN, "checkpoint_dropped",
+               "position=%u why=incomplete_record", load->nodes[i].tokens);
+    }
+    /* The edges hold the pages now; what no edge lists is deleted here. */
+    for (uint32_t i = 0; i < load->page_count; i++) {
+        if (load->page_objects[i] != KV_PAGE_INDEX_NONE)
+            kv_index_page_unref(store->index, load->page_objects[i]);
+    }
+    session->head =
+        session->has_head ? kv_index_node_find(session, &session->head_id) : NULL;
+}
+
+static void load_scanned(struct kv_msg *msg)
+{
+    struct load *load = KV_CONTAINER_OF(msg, struct load, scan.msg);
+    struct kv_store *store = load->store;
+    kv_status status = load->scan.status;
+
+    if (status == KV_OK && load->scan.more) {
+        /* Bigger buffer, from the start: a tree is read twice at most a few times in its life. */
+        const uint64_t bytes = 4ull * load->scan.buf_bytes;
+        uint8_t *buf = bytes > LOAD_BUFFER_MAX ? NULL : realloc(load->scan.buf, bytes);
+        if (buf != NULL) {
+            load->scan.buf = buf;
+            load->scan.buf_bytes = (uint32_t)bytes;
+            kv_manifest_scan_post(store->manifest, &load->scan);
+            return;
+        }
+        status = KV_NOMEM;
+    }
+    if (status == KV_OK) status = load_decode(load);
+    if (status == KV_OK && !kv_store_make_room(store, load->node_count, load->page_count))
+        status = KV_BUSY;
+    if (status == KV_OK) load_link(load);
+    load_finish(load, status);
+}
+
+void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
+                         void *context)
+{
+    assert(session->load == KV_LOAD_NONE);
+    session->load = KV_LOAD_RUNNING;
+    struct load *load = calloc(1, sizeof(*load));
+    uint8_t *buf = malloc(LOAD_BUFFER_FIRST);
+    if (load == NULL || buf == NULL) {
+        free(load);
+        free(buf);
+        session->load = KV_LOAD_NONE;
+        done(context, session, KV_NOMEM);
+        return;
+    }
+    load->store = store;
+    load->session = session;
+    load->done = done;
+    load->context = context;
+    load->scan.msg.run = load_scanned;
+    load->scan.reply = store->options.mailbox;
+    load->scan.prefix = load->key;
+    load->scan.prefix_bytes = kv_key_tree(&session->id, load->key);
+    load->scan.record_max = UINT32_MAX;
+    load->scan.buf = buf;
+    load->scan.buf_bytes = LOAD_BUFFER_FIRST;
+    store->operations++;
+    kv_manifest_scan_post(store->manifest, &load->scan);
+}
+
+void kv_store_unload(struct kv_store *store, struct kv_session *session)
+{
+    assert(session->load == KV_LOAD_DONE);
+    assert(session->live == NULL && session->busy == NULL && session->commits == 0);
+    store->unloading = true;
+    while (session->roots != NULL) {
+        struct kv_node *node = session->roots;
+        while (node->child != NULL)
+            node = node->child;
+        kv_pool_drop(store->pool, &node->image, KV_REASON_LOST_NODE);
+        kv_index_node_remove(store->index, node);
+    }
+    store->unloading = false;
+    session->head = NULL;
+    session->load = KV_LOAD_NONE;
+    store->counters.unloads++;
+}
+
+static struct kv_session *least_recent_idle(struct kv_store *store)
+{
+    struct kv_session *victim = NULL, *session = NULL;
+    uint32_t bucket = 0;
+    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
+        if (session->load != KV_LOAD_DONE || session->node_count == 0) continue;
+        if (session->live != NULL || session->busy != NULL || session->commits > 0) continue;
+        if (session->waiter_count > 0) continue;
+        if (victim == NULL || session->touched_seq < victim->touched_seq) victim = session;
+    }
+    return victim;
+}
+
+bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages)
+{
+    for (;;) {
+        const struct kv_index_usage usage = kv_index_usage(store->index);
+        if (usage.nodes + (uint64_t)nodes <= usage.nodes_max &&
+            usage.pages + (uint64_t)pages <= usage.pages_max)
+            return true;
+        struct kv_session *victim = least_recent_idle(store);
+        if (victim == NULL) return false;
+        kv_store_unload(store, victim);
+    }
+}
+
+/* ---- start-up ---- */
+
+struct drop_count {
+    struct kv_store *store;
+    uint64_t *bad; /* uids of pages that cannot be had, sorted. */
+    uint32_t count, capacity;
+    uint64_t dropped;
+};
+
+static int compare_uids(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static kv_status count_bad_pages(void *context, const struct kv_manifest_put *put)
+{
+    struct drop_count *drop = context;
+    struct kv_record_page page;
+    if (put->key_bytes < 26 || put->key[17] != 'P') return KV_OK;
+    if (kv_record_page_decode(put->value, put->value_bytes, &page) == KV_OK &&
+        kv_ssd_claimed(drop->store->ssd, page.ssd_page))
+        return KV_OK;
+    if (drop->count == drop->capacity) {
+        const uint32_t capacity = drop->capacity == 0 ? 64 : 2 * drop->capacity;
+        uint64_t *bad = realloc(drop->bad, capacity * sizeof(*bad));
+        if (bad == NULL) return KV_NOMEM;
+        drop->bad = bad;
+        drop->capacity = capacity;
+    }
+    uint64_t uid = 0;
+    for (uint32_t i = 0; i < 8; i++)
+        uid = uid << 8 | put->key[18 + i];
+    drop->bad[drop->count++] = uid;
+    return KV_OK;
+}
+
+static kv_status count_bad_nodes(void *context, const struct kv_manifest_put *put)
+{
+    struct drop_count *drop = context;
+    struct kv_record_node node;
+    if (put->key_bytes < 18 || put->key[17] != 'N') return KV_OK;
+    bool bad = kv_record_node_decode(put->value, put->value_bytes, &node) != KV_OK;
+    for (uint32_t i = 0; !bad && i < node.page_count; i++) {
+        const uint64_t uid = kv_load64(node.page_uids + 8u * i);
+        bad = bsearch(&uid, drop->bad, drop->count, sizeof(uid), compare_uids) != NULL;
+    }
+    if (bad) drop->dropped++;
+    return KV_OK;
+}
+
+kv_status kv_store_count_dropped(struct kv_store *store, struct kv_error *err)
+{
+    struct drop_count drop = {.store = store};
+    kv_status status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1,
+                                            count_bad_pages, &drop, err);
+    if (status == KV_OK) {
+        qsort(drop.bad, drop.count, sizeof(*drop.bad), compare_uids);
+        status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1, count_bad_nodes,
+                                      &drop, err);
+    }
+    free(drop.bad);
+    store->recovery.dropped = drop.dropped;
+    store->recovery.checkpoints -= KV_MIN(store->recovery.checkpoints, drop.dropped);
+    return status;
+}

@@ -1,0 +1,294 @@
+/*
+ * Opening the store: build the tiers, then read what the last run left.
+ *
+ * Recovery claims the SSD pages that records name and counts checkpoints; it reads no page.  Space
+ * without a record is free by construction, so a crash between write and record needs no repair.
+ * Trees are loaded when a session is first touched; a checkpoint whose page file is gone is counted
+ * as dropped here and removed at that load.
+ */
+
+#include "kvstore/store/store.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/store/store_internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+uint64_t kv_store_now_ms(const struct kv_store *store)
+{
+    return kv_clock_wall_ms(store->options.clock);
+}
+
+uint64_t kv_store_now_ns(const struct kv_store *store)
+{
+    return kv_clock_mono_ns(store->options.clock);
+}
+
+uint64_t kv_store_next_generation(struct kv_store *store)
+{
+    return ++store->generation;
+}
+
+static kv_status make_dir(const char *path, struct kv_error *err)
+{
+    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+        return KV_FAIL_ERRNO(err, KV_IO, "create directory '%s'", path);
+    return KV_OK;
+}
+
+static void slot_evicted(void *context, uint32_t owner, uint32_t slot)
+{
+    struct kv_store *store = context;
+    struct kv_page *page = kv_index_page(store->index, owner);
+    assert(page->hbm_slot == slot);
+    page->hbm_slot = KV_HBM_SLOT_NONE;
+}
+
+/* The last reference to a page went: its copy in memory is let go and, unless the tree only leaves
+ * memory, its record is deleted and then its place on SSD is free. */
+static void page_freed(void *context, uint32_t index, struct kv_page *page)
+{
+    struct kv_store *store = context;
+    (void)index;
+    if (page->hbm_slot != KV_HBM_SLOT_NONE)
+        kv_hbm_set_owner(store->hbm, page->hbm_slot, KV_HBM_OWNER_NONE);
+    if (store->unloading || page->ssd_page == KV_SSD_PAGE_NONE) return;
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    if (dead == NULL || kv_batch_delete_page(dead, &page->session->id, page->uid) != KV_OK ||
+        kv_batch_free_ssd(dead, page->ssd_page) != KV_OK) {
+        /* Out of memory: the page stays recorded and is found again at the next start. */
+        kv_log(store->options.log, KV_LOG_ERROR, "page_leaked", "ssd_page=%u", page->ssd_page);
+    }
+}
+
+static kv_status store_record_check(struct kv_store *store, const struct kv_record_store *record,
+                                    struct kv_error *err)
+{
+    if (record->page_bytes != store->layout.page_bytes ||
+        record->window_tokens != store->layout.window_tokens) {
+        return KV_FAIL(err, KV_INVALID,
+                       "state directory '%s' was made for another model shape (page %u B, window "
+                       "%u; this model: page %u B, window %u): use another state.dir",
+                       store->options.dir, record->page_bytes, record->window_tokens,
+                       store->layout.page_bytes, store->layout.window_tokens);
+    }
+    return KV_OK;
+}
+
+struct store_visit {
+    struct kv_store *store;
+    struct kv_record_store record;
+    bool found;
+    struct kv_error *err;
+};
+
+static kv_status visit_store(void *context, const struct kv_manifest_put *put)
+{
+    struct store_visit *visit = context;
+    if (kv_record_store_decode(put->value, put->value_bytes, &visit->record) != KV_OK)
+        return KV_FAIL(visit->err, KV_CORRUPT, "state directory '%s': store record is damaged",
+                       visit->store->options.dir);
+    visit->found = true;
+    return KV_OK;
+}
+
+static kv_status visit_user(void *context, const struct kv_manifest_put *put)
+{
+    struct store_visit *visit = context;
+    struct kv_record_user record;
+    if (kv_record_user_decode(put->value, put->value_bytes, &record) != KV_OK)
+        return KV_FAIL(visit->err, KV_CORRUPT, "state directory '%s': a user record is damaged",
+                       visit->store->options.dir);
+    const struct kv_user_id id = kv_user_id_of(record.name);
+    if (kv_index_user_add(visit->store->index, &id, record.salt) == NULL)
+        return KV_FAIL(visit->err, KV_NOMEM, "load users");
+    return KV_OK;
+}
+
+static kv_status visit_session(void *context, const struct kv_manifest_put *put)
+{
+    struct store_visit *visit = context;
+    struct kv_record_session record;
+    struct kv_session_id id;
+    if (put->key_bytes != 1 + sizeof(id.bytes) ||
+        kv_record_session_decode(put->value, put->value_bytes, &record) != KV_OK) {
+        kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=record_damaged");
+        return KV_OK;
+    }
+    memcpy(id.bytes, put->key + 1, sizeof(id.bytes));
+    struct kv_user *user = kv_index_user_find(visit->store->index, &record.user);
+    if (user == NULL) {
+        kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=user_unknown");
+        return KV_OK;
+    }
+    struct kv_session *session =
+        kv_index_session_add(visit->store->index, &id, user, record.name, record.parent_name);
+    if (session == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load sessions");
+    session->kind = record.kind;
+    session->created_ms = record.created_ms;
+    session->used_ms = record.used_ms;
+    session->ttl_ms = record.ttl_ms;
+    session->epoch = record.epoch;
+    session->has_head = record.has_head;
+    session->head_id = record.head;
+    visit->store->recovery.sessions++;
+    return KV_OK;
+}
+
+/* Node records sort before the page records of the same session. */
+static kv_status visit_tree(void *context, const struct kv_manifest_put *put)
+{
+    struct store_visit *visit = context;
+    struct kv_store *store = visit->store;
+    struct kv_record_page page;
+
+    if (put->key_bytes < 18) return KV_OK;
+    if (put->key[17] == 'N') {
+        store->recovery.checkpoints++;
+        return KV_OK;
+    }
+    if (kv_record_page_decode(put->value, put->value_bytes, &page) != KV_OK ||
+        kv_ssd_claim(store->ssd, page.ssd_page) != KV_OK) {
+        store->counters.missing_pages++;
+        return KV_OK;
+    }
+    store->recovery.pages++;
+    store->recovery.bytes += store->layout.page_bytes;
+    return KV_OK;
+}
+
+static kv_status recover(struct kv_store *store, struct kv_error *err)
+{
+    static const struct {
+        const char *prefix;
+        kv_manifest_visit_fn *visit;
+    } passes[] = {{"U", visit_user}, {"S", visit_session}, {"T", visit_tree}};
+    struct store_visit visit = {.store = store, .err = err};
+    const uint64_t begun = kv_clock_stopwatch_ns();
+
+    for (size_t i = 0; i < KV_ARRAY_COUNT(passes); i++) {
+        const kv_status status =
+            kv_manifest_scan_now(store->manifest, (const uint8_t *)passes[i].prefix, 1,
+                                 passes[i].visit, &visit, err);
+        if (status != KV_OK) return status;
+    }
+    if (store->counters.missing_pages > 0) {
+        const kv_status status = kv_store_count_dropped(store, err);
+        if (status != KV_OK) return status;
+    }
+    store->recovery.duration_ns = kv_clock_stopwatch_ns() - begun;
+    return KV_OK;
+}
+
+/* Reads the store record, refuses another shape, and counts this start: generations of different
+ * runs never meet. */
+static kv_status open_manifest(struct kv_store *store, struct kv_error *err)
+{
+    char path[512];
+    (void)snprintf(path, sizeof(path), "%s/manifest", store->options.dir);
+    kv_status status = kv_manifest_open(path, &store->manifest, err);
+    if (status != KV_OK) return status;
+
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_STORE_MAX];
+    const uint32_t key_bytes = kv_key_store(key);
+    struct store_visit visit = {.store = store, .err = err};
+    status = kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
+    if (status != KV_OK) return status;
+    if (visit.found) {
+        status = store_record_check(store, &visit.record, err);
+        if (status != KV_OK) return status;
+    }
+    visit.record.model = store->options.model;
+    visit.record.page_bytes = store->layout.page_bytes;
+    visit.record.window_tokens = store->layout.window_tokens;
+    visit.record.boots++;
+    store->generation = visit.record.boots << 32;
+    const struct kv_manifest_put put = {key, key_bytes, value,
+                                        kv_record_store_encode(&visit.record, value)};
+    return kv_manifest_write_now(store->manifest, &put, 1, err);
+}
+
+static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
+{
+    const struct kv_store_options *options = &store->options;
+    char path[512];
+    kv_status status = kv_index_create(
+        &(struct kv_index_options){.bytes = options->index_bytes, .model = options->model},
+        &store->index, err);
+    if (status != KV_OK) return status;
+    kv_index_on_page_free(store->index, page_freed, store);
+
+    status = kv_hbm_create(&(struct kv_hbm_options){.bytes = options->hbm_bytes,
+                                                    .page_bytes = store->layout.page_bytes,
+                                                    .evicted = slot_evicted,
+                                                    .context = store},
+                           &store->hbm, err);
+    if (status != KV_OK) return status;
+    status = kv_pool_create(&(struct kv_pool_options){.bytes = options->pool_bytes,
+                                                      .image_bytes = store->layout.image_bytes,
+                                                      .ttl_ns = options->pool_ttl_ms * 1000000u,
+                                                      .generation_base = store->generation + 1},
+                            &store->pool, err);
+    if (status != KV_OK) return status;
+    (void)snprintf(path, sizeof(path), "%s/ssd", options->dir);
+    status = make_dir(path, err);
+    if (status != KV_OK) return status;
+    return kv_ssd_open(&(struct kv_ssd_options){.dir = path,
+                                                .bytes_max = options->ssd_bytes,
+                                                .segment_bytes = options->segment_bytes,
+                                                .page_bytes = store->layout.page_bytes},
+                       options->ring, &store->ssd, err);
+}
+
+kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
+                        struct kv_error *err)
+{
+    struct kv_store *store = calloc(1, sizeof(*store));
+    if (store == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the store");
+    store->options = *options;
+    store->layout = *options->layout;
+    store->options.layout = &store->layout;
+
+    kv_status status = make_dir(options->dir, err);
+    if (status != KV_OK) goto fail;
+    status = open_manifest(store, err);
+    if (status != KV_OK) goto fail;
+    status = open_tiers(store, err);
+    if (status != KV_OK) goto fail;
+    status = recover(store, err);
+    if (status != KV_OK) goto fail;
+    *ret_store = store;
+    return KV_OK;
+
+fail:
+    kv_store_close(store);
+    return status;
+}
+
+void kv_store_close(struct kv_store *store)
+{
+    if (store == NULL) return;
+    assert(store->operations == 0);
+    kv_batch_discard(store->dead);
+    kv_ssd_close(store->ssd);
+    kv_manifest_close(store->manifest);
+    kv_pool_destroy(store->pool);
+    kv_hbm_destroy(store->hbm);
+    kv_index_destroy(store->index);
+    free(store);
+}
+
+void kv_store_tick(struct kv_store *store)
+{
+    if (store->dead != NULL) {
+        struct kv_batch *dead = store->dead;
+        store->dead = NULL;
+        kv_batch_post(dead, NULL, NULL);
+    }
+    (void)kv_pool_tick(store->pool, kv_store_now_ns(store), 64);
+}

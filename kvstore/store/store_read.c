@@ -1,0 +1,220 @@
+/*
+ * Pages into memory, and what is done when they are not what the index says.
+ *
+ * A page is trusted only after kv_store_page_check(): header, checksum and token ids.  Until then
+ * nobody but its reader knows the slot.  A page that fails is dropped with every checkpoint that
+ * needs it; the caller plans again with what is left, so damage costs computing, never an error.
+ */
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/page.h"
+#include "kvstore/store/store_internal.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct kv_read_op {
+    struct kv_ssd_op op;
+    struct kv_read *read;
+    uint32_t at; /* Index into the read's arrays. */
+    uint64_t generation;
+};
+
+static void read_settle(struct kv_read *read)
+{
+    assert(read->waiting > 0);
+    if (--read->waiting > 0) return;
+    free(read->ops);
+    read->ops = NULL;
+    read->store->operations--;
+    read->done(read);
+}
+
+static void op_start(struct kv_read_op *op)
+{
+    struct kv_store *store = op->read->store;
+    const struct kv_page *object = kv_index_page(store->index, op->read->pages[op->at]);
+    op->generation = object->generation;
+    op->op.page = object->ssd_page;
+    op->op.buf = kv_hbm_bytes(store->hbm, op->read->slots[op->at]);
+    kv_ssd_read_start(store->ssd, &op->op);
+}
+
+static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
+{
+    struct kv_read_op *op = KV_CONTAINER_OF(ssd_op, struct kv_read_op, op);
+    struct kv_read *read = op->read;
+    struct kv_store *store = read->store;
+    const uint32_t page = read->pages[op->at];
+    struct kv_page *object = kv_index_page(store->index, page);
+    uint32_t *slot = &read->slots[op->at];
+
+    store->counters.bytes_loaded += store->layout.page_bytes;
+    read->bytes += store->layout.page_bytes;
+    if (object->hbm_slot != KV_HBM_SLOT_NONE) {
+        /* Somebody else brought it, or a fuller version was just written: take that one. */
+        kv_hbm_unpin(store->hbm, *slot);
+        *slot = object->hbm_slot;
+        kv_hbm_pin(store->hbm, *slot);
+        read->fresh[op->at] = false;
+    } else if (object->generation != op->generation) {
+        op_start(op); /* It moved while we read its old place. */
+        return;
+    } else if (status != KV_OK) {
+        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
+               object->ssd_page, ssd_op->ring_op.sys_errno);
+        kv_hbm_unpin(store->hbm, *slot);
+        *slot = KV_HBM_SLOT_NONE;
+        read->fresh[op->at] = false;
+    }
+    kv_index_page_unref(store->index, page);
+    read_settle(read);
+}
+
+/* Slots for everything missing, before anything is started: nothing to undo later. */
+static kv_status take_slots(struct kv_store *store, struct kv_read *read, uint32_t *ret_missing)
+{
+    uint32_t missing = 0;
+    for (uint32_t i = 0; i < read->count; i++) {
+        const struct kv_page *object = kv_index_page(store->index, read->pages[i]);
+        read->fresh[i] = false;
+        read->slots[i] = object->hbm_slot;
+        if (object->hbm_slot != KV_HBM_SLOT_NONE) kv_hbm_pin(store->hbm, object->hbm_slot);
+    }
+    for (uint32_t i = 0; i < read->count; i++) {
+        if (read->slots[i] != KV_HBM_SLOT_NONE) continue;
+        if (kv_hbm_alloc(store->hbm, &read->slots[i]) != KV_OK) {
+            read->slots[i] = KV_HBM_SLOT_NONE;
+            for (uint32_t j = 0; j < read->count; j++) {
+                if (read->slots[j] != KV_HBM_SLOT_NONE) kv_hbm_unpin(store->hbm, read->slots[j]);
+                read->slots[j] = KV_HBM_SLOT_NONE;
+            }
+            return KV_BUSY;
+        }
+        read->fresh[i] = true;
+        missing++;
+    }
+    *ret_missing = missing;
+    return KV_OK;
+}
+
+kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
+{
+    uint32_t missing = 0;
+    const kv_status status = take_slots(store, read, &missing);
+    if (status != KV_OK) return status;
+    read->store = store;
+    read->bytes = 0;
+    if (missing == 0) return KV_MISS;
+
+    read->ops = calloc(missing, sizeof(*read->ops));
+    if (read->ops == NULL) {
+        for (uint32_t i = 0; i < read->count; i++)
+            kv_hbm_unpin(store->hbm, read->slots[i]);
+        return KV_NOMEM;
+    }
+    read->waiting = missing;
+    store->operations++;
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < read->count; i++) {
+        if (!read->fresh[i]) continue;
+        struct kv_read_op *op = &read->ops[used++];
+        op->read = read;
+        op->at = i;
+        op->op.done = op_done;
+        kv_index_page_ref(store->index, read->pages[i]);
+        op_start(op);
+    }
+    return KV_OK;
+}
+
+kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
+                              const struct kv_digest *chain, const uint32_t *ids,
+                              uint32_t id_count)
+{
+    struct kv_page *object = kv_index_page(store->index, page);
+    const uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
+    struct kv_error err = {0};
+    kv_status status = KV_OK;
+
+    if (fresh) {
+        const struct kv_page_header want = {
+            .count = object->count,
+            .position = object->position,
+            .generation = object->generation,
+            .user = object->session->user->id,
+            .model = store->options.model,
+            .chain = *chain,
+        };
+        store->counters.pages_verified++;
+        status = kv_page_verify(&store->layout, bytes, &want, &err);
+    }
+    for (uint32_t i = 0; status == KV_OK && i < id_count; i++) {
+        if (kv_page_id(bytes, i) != ids[i])
+            status = KV_FAIL(&err, KV_CORRUPT, "token ids differ at position %u",
+                             object->position + i);
+    }
+    if (status != KV_OK) {
+        store->counters.corrupt_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
+               "ssd_page=%u position=%u cause=\"%s\"", object->ssd_page, object->position,
+               err.text);
+        return status;
+    }
+    if (fresh && object->hbm_slot == KV_HBM_SLOT_NONE) {
+        object->hbm_slot = slot;
+        kv_hbm_set_owner(store->hbm, slot, page);
+    }
+    return KV_OK;
+}
+
+void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
+{
+    struct kv_session *session = node->session;
+    for (;;) {
+        struct kv_node *leaf = node;
+        while (leaf->child != NULL)
+            leaf = leaf->child;
+        struct kv_batch *dead = kv_store_dead_batch(store);
+        if (dead == NULL || kv_batch_delete_node(dead, &session->id, &leaf->id) != KV_OK)
+            kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
+        kv_pool_drop(store->pool, &leaf->image, why);
+        store->counters.nodes_dropped++;
+        const bool last = leaf == node;
+        kv_index_node_remove(store->index, leaf);
+        if (last) break;
+    }
+    session->last_loss = why;
+}
+
+void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
+                        enum kv_reason why)
+{
+    struct kv_node *node = kv_index_node_next(session, NULL);
+    while (node != NULL) {
+        bool lists = false;
+        for (uint32_t i = 0; i < node->page_count; i++)
+            lists |= node->pages[i] == page;
+        if (lists) {
+            kv_store_drop_node(store, node, why);
+            node = kv_index_node_next(session, NULL); /* The tree changed: from the start. */
+        } else {
+            node = kv_index_node_next(session, node);
+        }
+    }
+}
+
+void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
+{
+    const uint64_t now_ms = kv_store_now_ms(store);
+    struct kv_node *node = kv_index_node_next(session, NULL);
+    while (node != NULL) {
+        /* Nodes below were used no later than this one, so they are due as well. */
+        if (kv_index_expired(node, now_ms)) {
+            kv_store_drop_node(store, node, KV_REASON_EXPIRED);
+            node = kv_index_node_next(session, NULL);
+        } else {
+            node = kv_index_node_next(session, node);
+        }
+    }
+}
