@@ -102,6 +102,8 @@ struct worker_job {
     uint64_t queue_ns, run_ns;   /* Stopwatch. */
 
     /* Owned by the worker. */
+    struct kv_msg inbox; /* msg keeps the shard's run function on the way in. */
+    struct worker *worker;
     struct worker_job *next;
     uint64_t posted_ns, begun_ns;
     uint32_t phase, stop_index, decode_done;
