@@ -275,6 +275,49 @@ static void test_group_commit(enum kv_ring_choice choice)
     free(buf);
 }
 
+struct writer {
+    struct page_io io;
+    struct flush_io commit;
+};
+
+static void writer_written(struct kv_ssd_op *op, kv_status status)
+{
+    struct writer *writer = (struct writer *)op;
+    page_done(op, status);
+    kv_ssd_flush_start(op->ssd, &writer->commit.flush);
+}
+
+/* Many commits at once, each writing a page and then flushing: they share the fdatasyncs. */
+static void test_many_commits(enum kv_ring_choice choice)
+{
+    static struct writer writers[24];
+    struct env env;
+    uint32_t pages[24];
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    fill(buf, 1);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, 24, pages, NULL) == KV_OK);
+    for (uint32_t i = 0; i < 24; i++) {
+        writers[i] =
+            (struct writer){.io = {.op = {.page = pages[i], .buf = buf, .done = writer_written}},
+                            .commit = {.flush = {.done = flush_done}}};
+        kv_ssd_write_start(env.ssd, &writers[i].io.op);
+    }
+    run_all(&env);
+    for (uint32_t i = 0; i < 24; i++) {
+        EXPECT(writers[i].io.status == KV_OK);
+        EXPECT_EQ_U32(writers[i].commit.done_count, 1);
+        EXPECT(writers[i].commit.status == KV_OK);
+    }
+    const struct kv_ssd_usage usage = kv_ssd_usage(env.ssd);
+    EXPECT_EQ_U64(usage.pages_written, 24);
+    EXPECT(usage.flushes < 24);
+    (void)printf("  24 commits at once, 3 segments: %u fdatasyncs\n", (unsigned)usage.flushes);
+    env_fini(&env);
+    free(buf);
+}
+
 /* The descriptor under which this process holds the file. */
 static int find_fd(const char *path)
 {
@@ -467,6 +510,7 @@ static void test_backend(enum kv_ring_choice choice)
     test_space(choice);
     test_pages_and_reopen(choice);
     test_group_commit(choice);
+    test_many_commits(choice);
     test_failed_flush(choice);
     test_disk_full(choice);
     test_refused_at_open(choice);
