@@ -23,31 +23,31 @@
 #define OPS AUTH_ROLE_OPS
 #define READERS (AUTH_ROLE_OPS | AUTH_ROLE_STATS)
 
-#define BY_SHARD(service, name, request, roles)                                                    \
-    [request] = {service name, name, RPC_BY_SHARD, request, roles}
+#define BY_SHARD(service, name, event, request, roles)                                             \
+    [request] = {service name, name, event, RPC_BY_SHARD, request, roles}
 
 static const struct rpc_method methods[RPC_METHOD_COUNT] = {
-    BY_SHARD(SESSION, "OpenSession", REQUEST_OPEN_SESSION, HARNESS),
-    BY_SHARD(SESSION, "Lookup", REQUEST_LOOKUP, HARNESS),
-    BY_SHARD(SESSION, "Prefill", REQUEST_PREFILL, HARNESS),
-    BY_SHARD(SESSION, "Decode", REQUEST_DECODE, HARNESS),
-    BY_SHARD(SESSION, "Checkpoint", REQUEST_CHECKPOINT, HARNESS),
-    BY_SHARD(SESSION, "WaitDurable", REQUEST_WAIT_DURABLE, HARNESS),
-    BY_SHARD(SESSION, "Rollback", REQUEST_ROLLBACK, HARNESS),
-    BY_SHARD(SESSION, "CloseSession", REQUEST_CLOSE_SESSION, HARNESS),
-    BY_SHARD(SESSION, "ListSessions", REQUEST_LIST_SESSIONS, HARNESS),
-    BY_SHARD(SESSION, "GetSession", REQUEST_GET_SESSION, HARNESS),
-    BY_SHARD(ADMIN, "GetStats", REQUEST_GET_STATS, READERS),
-    BY_SHARD(ADMIN, "AdvanceClock", REQUEST_ADVANCE_CLOCK, OPS),
-    [RPC_METHOD_CONFIG] = {ADMIN "GetConfig", "GetConfig", RPC_BY_CONFIG, 0, READERS},
-    [RPC_METHOD_CHECK] = {HEALTH "Check", "Check", RPC_BY_CHECK, 0, 0},
-    [RPC_METHOD_WATCH] = {HEALTH "Watch", "Watch", RPC_BY_WATCH, 0, 0},
-    [RPC_METHOD_OTHER] = {"", "other", RPC_BY_UNKNOWN, 0, 0},
+    BY_SHARD(SESSION, "OpenSession", "open_session", REQUEST_OPEN_SESSION, HARNESS),
+    BY_SHARD(SESSION, "Lookup", "lookup", REQUEST_LOOKUP, HARNESS),
+    BY_SHARD(SESSION, "Prefill", "prefill", REQUEST_PREFILL, HARNESS),
+    BY_SHARD(SESSION, "Decode", "decode", REQUEST_DECODE, HARNESS),
+    BY_SHARD(SESSION, "Checkpoint", "checkpoint", REQUEST_CHECKPOINT, HARNESS),
+    BY_SHARD(SESSION, "WaitDurable", "wait_durable", REQUEST_WAIT_DURABLE, HARNESS),
+    BY_SHARD(SESSION, "Rollback", "rollback", REQUEST_ROLLBACK, HARNESS),
+    BY_SHARD(SESSION, "CloseSession", "close_session", REQUEST_CLOSE_SESSION, HARNESS),
+    BY_SHARD(SESSION, "ListSessions", "list_sessions", REQUEST_LIST_SESSIONS, HARNESS),
+    BY_SHARD(SESSION, "GetSession", "get_session", REQUEST_GET_SESSION, HARNESS),
+    BY_SHARD(ADMIN, "GetStats", "get_stats", REQUEST_GET_STATS, READERS),
+    BY_SHARD(ADMIN, "AdvanceClock", "advance_clock", REQUEST_ADVANCE_CLOCK, OPS),
+    [RPC_METHOD_CONFIG] = {ADMIN "GetConfig", "GetConfig", "get_config", RPC_BY_CONFIG, 0, READERS},
+    [RPC_METHOD_CHECK] = {HEALTH "Check", "Check", "check", RPC_BY_CHECK, 0, 0},
+    [RPC_METHOD_WATCH] = {HEALTH "Watch", "Watch", "watch", RPC_BY_WATCH, 0, 0},
+    [RPC_METHOD_OTHER] = {"", "other", "other", RPC_BY_UNKNOWN, 0, 0},
 };
 
 #define LATER(service, name)                                                                       \
     {                                                                                              \
-        service name, name, RPC_BY_LATER, 0, 0                                                     \
+        service name, name, "later", RPC_BY_LATER, 0, 0                                            \
     }
 
 static const struct rpc_method later[] = {

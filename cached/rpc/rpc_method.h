@@ -14,8 +14,9 @@ enum rpc_answer {
 };
 
 struct rpc_method {
-    const char *path; /* "/package.Service/Method" */
-    const char *name; /* "Prefill" */
+    const char *path;  /* "/package.Service/Method" */
+    const char *name;  /* "Prefill" */
+    const char *event; /* "prefill": its line in the log. */
     enum rpc_answer answer;
     enum request_method request; /* RPC_BY_SHARD. */
     unsigned roles;              /* Bits of enum auth_role; 0: no token needed. */

@@ -1,0 +1,46 @@
+#pragma once
+
+/*
+ * The gRPC server: one thread, one completion queue.  Owned by: main (create, stop, destroy); the
+ * loop and all calls belong to the rpc thread.
+ */
+
+#include "cached/rpc/rpc_encode.h"
+#include "kvstore/base/log.h"
+
+struct auth;
+struct shard;
+struct rpc_server;
+
+struct rpc_options {
+    const char *socket; /* Path of a unix socket; empty: none. */
+    const char *listen; /* host:port; empty: none. */
+    const struct auth *auth;
+    struct kv_log *log;
+    struct shard *shard;
+    struct kv_mailbox *shard_mailbox; /* For stream_msg. */
+    struct rpc_about about;
+    const struct rpc_setting *settings; /* GetConfig's answer. */
+    uint32_t setting_count;
+};
+
+/* Listens when it returns, answers once rpc_server_run() runs.  KV_INVALID: an address is in use or
+ * no address of this machine.  Everything options points to outlives the server. */
+kv_status rpc_server_create(const struct rpc_options *options, struct rpc_server **ret_server,
+                            struct kv_error *err) KV_MUST_CHECK;
+
+/* Port of `listen`; 0 without one. */
+int rpc_server_port(const struct rpc_server *server);
+
+/* The thread's body; returns when a stop is complete: every call is answered and gone. */
+void rpc_server_run(void *server);
+
+/* Any thread: health says NOT_SERVING, new calls are refused, what runs may finish for 5 s and is
+ * cancelled then.  A second call cancels at once. */
+void rpc_server_stop(struct rpc_server *server);
+
+/* Readable once rpc_server_run() has returned. */
+int rpc_server_done_fd(const struct rpc_server *server);
+
+/* After the rpc and shard threads are joined, or when they never ran. */
+void rpc_server_destroy(struct rpc_server *server);
