@@ -176,7 +176,10 @@ static void test_round_trip(const char *path)
     EXPECT(trace_reader_header(reader)->real_users);
     EXPECT(trace_reader_next(reader, &read, &err) == KV_OK);
     EXPECT_EQ_U32(read.ids.run_count, 2);
-    EXPECT_EQ_MEM(read.ids.runs, turn.ids.runs, 2 * sizeof(*turn.ids.runs));
+    for (uint32_t i = 0; i < 2; i++) {
+        EXPECT_EQ_U64(read.ids.runs[i].first, turn.ids.runs[i].first);
+        EXPECT_EQ_U32(read.ids.runs[i].count, turn.ids.runs[i].count);
+    }
     EXPECT_EQ_U64(read.gap_ms, 3);
     EXPECT_EQ_U64(read.sub, 6);
     EXPECT_EQ_U64(read.sys_id, 7);
