@@ -1,0 +1,16 @@
+#pragma once
+
+/* One description per command, each in the file that runs it. */
+
+#include "tools/cachectl/ctl.h"
+
+extern const struct command command_status;
+extern const struct command command_doctor;
+extern const struct command command_session_list;
+extern const struct command command_session_show;
+extern const struct command command_stats;
+extern const struct command command_explain;
+extern const struct command command_demo;
+extern const struct command command_bench;
+extern const struct command command_bench_echo;
+extern const struct command command_trace_replay;

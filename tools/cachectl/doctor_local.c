@@ -1,0 +1,213 @@
+/*
+ * What `cachectl doctor` can find out about this machine without the daemon.
+ *
+ * Each check does the thing itself where it can (sets up a ring, opens a file with O_DIRECT)
+ * instead of reading a version number: containers refuse system calls that the kernel has.  Nothing
+ * is left behind and nothing is changed.
+ */
+
+#include "tools/cachectl/doctor_local.h"
+
+#include "kvstore/base/bytes.h"
+#include "tools/cachectl/out.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/timex.h>
+#include <time.h>
+#include <unistd.h>
+
+void doctor_add(struct doctor *doctor, const char *name, enum doctor_state state, const char *fix,
+                const char *fmt, ...)
+{
+    va_list list;
+
+    assert(doctor->count < KV_ARRAY_COUNT(doctor->lines));
+    struct doctor_line *line = &doctor->lines[doctor->count++];
+    line->name = name;
+    line->state = state;
+    va_start(list, fmt);
+    (void)vsnprintf(line->found, sizeof(line->found), fmt, list);
+    va_end(list);
+    (void)snprintf(line->fix, sizeof(line->fix), "%s", state == DOCTOR_OK ? "" : fix);
+}
+
+void doctor_check_io_uring(struct doctor *doctor)
+{
+    struct io_uring_params params;
+
+    memset(&params, 0, sizeof(params));
+    const long fd = syscall(SYS_io_uring_setup, 8, &params);
+    if (fd >= 0) {
+        (void)close((int)fd);
+        doctor_add(doctor, "io_uring", DOCTOR_OK, "", "a ring can be set up");
+        return;
+    }
+    doctor_add(doctor, "io_uring", DOCTOR_WARN,
+               "allow io_uring_setup in seccomp and set kernel.io_uring_disabled=0; until then a "
+               "pool of threads does the I/O",
+               "refused: %s", strerror(errno));
+}
+
+void doctor_check_direct(struct doctor *doctor, const char *state_dir)
+{
+    enum { BYTES = 4096 };
+    char path[512];
+    void *buffer = NULL;
+
+    if (snprintf(path, sizeof(path), "%s/doctor.XXXXXX", state_dir) >= (int)sizeof(path)) return;
+    int fd = mkstemp(path);
+    if (fd < 0) {
+        const bool denied = errno == EACCES || errno == EPERM || errno == EROFS;
+        doctor_add(doctor, "O_DIRECT", denied ? DOCTOR_WARN : DOCTOR_FAIL,
+                   denied ? "run doctor as the daemon's user" : "create the state directory",
+                   "cannot write in %s: %s", state_dir, strerror(errno));
+        return;
+    }
+    (void)close(fd);
+    fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    ssize_t written = -1;
+    if (fd >= 0 && posix_memalign(&buffer, BYTES, BYTES) == 0) {
+        memset(buffer, 0, BYTES);
+        written = pwrite(fd, buffer, BYTES, 0);
+    }
+    const int error = errno;
+    if (fd >= 0) (void)close(fd);
+    (void)unlink(path);
+    free(buffer);
+    if (written == BYTES) {
+        doctor_add(doctor, "O_DIRECT", DOCTOR_OK, "", "4 KiB written past the page cache in %s",
+                   state_dir);
+    } else {
+        doctor_add(doctor, "O_DIRECT", DOCTOR_FAIL,
+                   "put the state directory on ext4 or xfs, not on tmpfs or overlayfs",
+                   "refused in %s: %s", state_dir, strerror(error));
+    }
+}
+
+void doctor_check_space(struct doctor *doctor, const char *state_dir, uint64_t needed_bytes)
+{
+    char free_text[OUT_TEXT_BYTES], needed_text[OUT_TEXT_BYTES];
+    struct statvfs fs;
+
+    if (statvfs(state_dir, &fs) != 0) {
+        doctor_add(doctor, "space", DOCTOR_FAIL, "create the state directory", "%s: %s", state_dir,
+                   strerror(errno));
+        return;
+    }
+    const uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    const uint64_t total_bytes = (uint64_t)fs.f_blocks * fs.f_frsize;
+    (void)out_bytes(free_text, free_bytes);
+    if (needed_bytes > free_bytes) {
+        doctor_add(doctor, "space", DOCTOR_WARN,
+                   "free some, or lower the capacity of the SSD tier; the tier turns read-only "
+                   "when the disk is full",
+                   "%s free in %s, the SSD tier may still grow by %s", free_text, state_dir,
+                   out_bytes(needed_text, needed_bytes));
+    } else if (free_bytes < total_bytes / 100) {
+        doctor_add(doctor, "space", DOCTOR_FAIL, "free some space", "%s free in %s", free_text,
+                   state_dir);
+    } else {
+        doctor_add(doctor, "space", DOCTOR_OK, "", "%s free in %s", free_text, state_dir);
+    }
+}
+
+void doctor_check_memlock(struct doctor *doctor, uint64_t pid)
+{
+    /* Registered buffers are locked memory; the kernel holds everybody but root to this limit. */
+    enum { WANTED_BYTES = 64 << 20 };
+    char text[OUT_TEXT_BYTES];
+    struct rlimit limit;
+
+    const bool of_daemon = pid > 0 && prlimit((pid_t)pid, RLIMIT_MEMLOCK, NULL, &limit) == 0;
+    if (!of_daemon && getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return;
+    const char *whose = of_daemon ? "the daemon's" : "this shell's";
+    if (limit.rlim_cur == RLIM_INFINITY) {
+        doctor_add(doctor, "memlock", DOCTOR_OK, "", "%s limit is unlimited", whose);
+    } else if (limit.rlim_cur >= WANTED_BYTES || geteuid() == 0) {
+        doctor_add(doctor, "memlock", DOCTOR_OK, "", "%s limit is %s%s", whose,
+                   out_bytes(text, limit.rlim_cur),
+                   geteuid() == 0 ? "; root is not held to it" : "");
+    } else {
+        doctor_add(doctor, "memlock", DOCTOR_WARN,
+                   "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited; without it reads "
+                   "use unregistered buffers",
+                   "%s limit is %s", whose, out_bytes(text, limit.rlim_cur));
+    }
+}
+
+void doctor_check_model(struct doctor *doctor, const char *model_dir)
+{
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    char path[512];
+
+    if (!model_dir) {
+        doctor_add(doctor, "model", DOCTOR_WARN, "give --model-dir DIR", "directory not known");
+        return;
+    }
+    for (size_t i = 0; i < KV_ARRAY_COUNT(names); i++) {
+        struct stat info;
+        (void)snprintf(path, sizeof(path), "%s/%s", model_dir, names[i]);
+        if (stat(path, &info) == 0 && access(path, R_OK) == 0 && info.st_size > 0) continue;
+        doctor_add(doctor, "model", DOCTOR_FAIL,
+                   "make a model with mkmodel, or correct the model's directory and its rights",
+                   "%s: %s", path, errno == 0 ? "empty" : strerror(errno));
+        return;
+    }
+    doctor_add(doctor, "model", DOCTOR_OK, "", "readable in %s", model_dir);
+}
+
+void doctor_check_clock(struct doctor *doctor)
+{
+    enum { YEAR_2024 = 1704067200 };
+    struct timex state;
+    struct timespec first, second;
+
+    memset(&state, 0, sizeof(state));
+    if (clock_gettime(CLOCK_REALTIME, &first) != 0) return;
+    (void)clock_gettime(CLOCK_REALTIME, &second);
+    const int kernel = adjtimex(&state);
+    if (first.tv_sec < YEAR_2024) {
+        doctor_add(doctor, "clock", DOCTOR_FAIL,
+                   "set the clock: lifetimes are counted in wall time across restarts",
+                   "the wall clock says %lld s since 1970", (long long)first.tv_sec);
+    } else if (second.tv_sec < first.tv_sec) {
+        doctor_add(doctor, "clock", DOCTOR_FAIL, "find out who sets the clock back",
+                   "the wall clock runs backwards");
+    } else if (kernel < 0 || kernel == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
+        doctor_add(doctor, "clock", DOCTOR_WARN,
+                   "run an NTP client: after a jump, lifetimes end early or late",
+                   "not synchronised");
+    } else {
+        doctor_add(doctor, "clock", DOCTOR_OK, "", "synchronised");
+    }
+}
+
+void doctor_check_token(struct doctor *doctor, const char *token_file)
+{
+    struct stat info;
+
+    if (!token_file) {
+        doctor_add(doctor, "token", DOCTOR_WARN, "give --token-file F or CACHED_TOKEN_FILE",
+                   "none given");
+    } else if (stat(token_file, &info) != 0) {
+        doctor_add(doctor, "token", DOCTOR_FAIL, "correct --token-file or CACHED_TOKEN_FILE",
+                   "%s: %s", token_file, strerror(errno));
+    } else if ((info.st_mode & 0077) != 0) {
+        doctor_add(doctor, "token", DOCTOR_WARN, "chmod 600 the file",
+                   "%s is readable by others (mode %04o)", token_file,
+                   (unsigned)info.st_mode & 07777);
+    } else {
+        doctor_add(doctor, "token", DOCTOR_OK, "", "%s, private", token_file);
+    }
+}

@@ -1,0 +1,320 @@
+/*
+ * `cachectl session list` and `cachectl session show`: what the caller's sessions hold.
+ *
+ * The checkpoints of a session are a tree.  It is drawn in plain ASCII, oldest first: a line of
+ * only children stays in one column, so a session of 300 turns is 300 short lines; side branches
+ * are indented.
+ */
+
+#include "kvstore/base/bytes.h"
+#include "tools/cachectl/commands.h"
+#include "tools/cachectl/out.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef Cached__Session__V1__SessionInfo session_info;
+typedef Cached__Session__V1__CheckpointInfo checkpoint_info;
+typedef Cached__Session__V1__GetSessionResponse session_answer;
+
+static const char *kind_name(Cached__Session__V1__SessionKind kind)
+{
+    switch (kind) {
+    case CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_SUB:
+        return "sub";
+    case CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL:
+        return "ephemeral";
+    default:
+        return "main";
+    }
+}
+
+static const char *checkpoint_kind_name(Cached__Session__V1__CheckpointKind kind)
+{
+    switch (kind) {
+    case CACHED__SESSION__V1__CHECKPOINT_KIND__CHECKPOINT_KIND_PREFILL_END:
+        return "PREFILL_END";
+    case CACHED__SESSION__V1__CHECKPOINT_KIND__CHECKPOINT_KIND_DECODE_END:
+        return "DECODE_END";
+    case CACHED__SESSION__V1__CHECKPOINT_KIND__CHECKPOINT_KIND_ANCHOR:
+        return "ANCHOR";
+    default:
+        return "MANUAL";
+    }
+}
+
+static const char *level_name(Cached__Session__V1__Level level)
+{
+    switch (level) {
+    case CACHED__SESSION__V1__LEVEL__LEVEL_ACCEPTED:
+        return "ACCEPTED";
+    case CACHED__SESSION__V1__LEVEL__LEVEL_RAM:
+        return "RAM";
+    case CACHED__SESSION__V1__LEVEL__LEVEL_SSD:
+        return "SSD";
+    default:
+        return "NONE";
+    }
+}
+
+static json_t *session_json(const session_info *s)
+{
+    return json_pack("{s:s, s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:s}", "session_id", s->session_id,
+                     "kind", kind_name(s->kind), "head_position", (json_int_t)s->head_position,
+                     "checkpoints", (json_int_t)s->checkpoints, "live", s->live, "idle_ms",
+                     (json_int_t)s->idle_ms, "age_ms", (json_int_t)s->age_ms, "ttl_ms",
+                     (json_int_t)s->ttl_ms, "parent_session_id", s->parent_session_id);
+}
+
+/* One page; *token is replaced by the next one. */
+static int list_page(struct client *client, char **token, json_t *list, struct out_table *table)
+{
+    Cached__Session__V1__ListSessionsRequest request =
+        CACHED__SESSION__V1__LIST_SESSIONS_REQUEST__INIT;
+    Cached__Session__V1__ListSessionsResponse *answer = NULL;
+    struct client_failure failure;
+    char text[OUT_TEXT_BYTES];
+
+    request.page_size = 1000;
+    if (*token) request.page_token = *token;
+    if (!client_call(client, CLIENT_LIST_SESSIONS, &request.base, &answer, &failure)) {
+        return ctl_failure(&failure);
+    }
+    for (size_t i = 0; i < answer->n_sessions; i++) {
+        const session_info *s = answer->sessions[i];
+        if (list) (void)json_array_append_new(list, session_json(s));
+        if (list) continue;
+        out_table_cell(table, "%s", s->session_id);
+        out_table_cell(table, "%s", kind_name(s->kind));
+        out_table_cell(table, "%u", s->head_position);
+        out_table_cell(table, "%u", s->checkpoints);
+        out_table_cell(table, "%s", s->live ? "yes" : "no");
+        out_table_cell(table, "%s", out_duration(text, s->idle_ms));
+        out_table_cell(table, "%s", out_duration(text, s->age_ms));
+        out_table_cell(table, "%s", s->ttl_ms == 0 ? "-" : out_duration(text, s->ttl_ms));
+        out_table_cell(table, "%s", s->parent_session_id[0] ? s->parent_session_id : "-");
+    }
+    free(*token);
+    *token = answer->next_page_token[0] ? strdup(answer->next_page_token) : NULL;
+    client_free(answer);
+    return CLIENT_EXIT_OK;
+}
+
+static int run_list(struct ctl *ctl, const struct command *command, int argc, char **argv)
+{
+    static const char *const names[] = {"SESSION", "KIND", "HEAD", "CHECKPOINTS", "LIVE",
+                                        "IDLE",    "AGE",  "TTL",  "PARENT"};
+    struct client *client = NULL;
+    struct out_table table;
+    char *token = NULL;
+    int code = 0;
+
+    if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
+    code = ctl_connect(ctl, &client);
+    if (code != 0) return code;
+
+    json_t *list = ctl->json ? json_array() : NULL;
+    out_table_init(&table, names, KV_ARRAY_COUNT(names), 0x0c);
+    do {
+        code = list_page(client, &token, list, &table);
+    } while (code == 0 && token);
+    client_destroy(client);
+    free(token);
+    if (code == 0 && ctl->json) return out_json_take(json_pack("{s:o}", "sessions", list));
+    json_decref(list);
+    if (code == 0) out_table_print(ctl, &table);
+    if (code != 0) out_table_drop(&table);
+    return code;
+}
+
+static void print_checkpoints(const struct ctl *ctl, const session_answer *answer)
+{
+    static const char *const names[] = {"POSITION", "KIND",  "ID",  "PARENT", "TOKENS", "ROWS",
+                                        "WINDOW",   "BYTES", "AGE", "TTL",    "NOTE"};
+    char text[OUT_TEXT_BYTES];
+    struct out_table table;
+
+    out_table_init(&table, names, KV_ARRAY_COUNT(names), 0x91);
+    for (size_t i = 0; i < answer->n_checkpoints; i++) {
+        const checkpoint_info *c = answer->checkpoints[i];
+        uint32_t parent_position = 0;
+        for (size_t j = 0; j < i; j++) {
+            const checkpoint_info *p = answer->checkpoints[j];
+            if (p->id.len == c->parent_id.len && p->id.len > 0 &&
+                memcmp(p->id.data, c->parent_id.data, p->id.len) == 0)
+                parent_position = p->position;
+        }
+        out_table_cell(&table, "%u", c->position);
+        out_table_cell(&table, "%s", checkpoint_kind_name(c->kind));
+        out_table_cell(&table, "%s", out_hex(text, c->id.data, KV_MIN(c->id.len, 4)));
+        (void)out_hex(text, c->parent_id.data, KV_MIN(c->parent_id.len, 4));
+        out_table_cell(&table, "%s", text[0] ? text : "-");
+        out_table_cell(&table, "%u", c->position - KV_MIN(parent_position, c->position));
+        out_table_cell(&table, "%s", level_name(c->rows_level));
+        out_table_cell(&table, "%s",
+                       c->window_level == CACHED__SESSION__V1__LEVEL__LEVEL_RAM ? "yes" : "no");
+        out_table_cell(&table, "%s", out_bytes(text, c->bytes));
+        out_table_cell(&table, "%s", out_duration(text, c->age_ms));
+        out_table_cell(&table, "%s",
+                       c->rows_expire_ms == 0 ? "-" : out_duration(text, c->rows_expire_ms));
+        out_table_cell(&table, c->approximate ? "approximate from %u" : "", c->approx_from);
+    }
+    out_table_print(ctl, &table);
+}
+
+/* The tree.  children are found by comparing ids: a session has a few hundred checkpoints at most.
+ */
+struct tree {
+    const session_answer *answer;
+    char bars[64]; /* One per open column. */
+};
+
+static bool is_child(const session_answer *answer, size_t child, const checkpoint_info *parent)
+{
+    const ProtobufCBinaryData *id = &answer->checkpoints[child]->parent_id;
+    if (!parent) {
+        for (size_t i = 0; i < answer->n_checkpoints; i++) {
+            const ProtobufCBinaryData *other = &answer->checkpoints[i]->id;
+            if (i != child && id->len > 0 && other->len == id->len &&
+                memcmp(other->data, id->data, id->len) == 0)
+                return false;
+        }
+        return true; /* No parent, or one that is not listed any more. */
+    }
+    return id->len > 0 && id->len == parent->id.len &&
+           memcmp(id->data, parent->id.data, id->len) == 0;
+}
+
+static void print_node(const struct tree *tree, size_t column, const checkpoint_info *node)
+{
+    const ProtobufCBinaryData *head = &tree->answer->head_checkpoint_id;
+    const bool is_head = head->len > 0 && head->len == node->id.len &&
+                         memcmp(head->data, node->id.data, head->len) == 0;
+    char id[OUT_TEXT_BYTES];
+
+    (void)printf("%.*s* %u  %s  %s%s%s\n", (int)column * 2, tree->bars, node->position,
+                 checkpoint_kind_name(node->kind),
+                 out_hex(id, node->id.data, KV_MIN(node->id.len, 4)),
+                 node->window_level == CACHED__SESSION__V1__LEVEL__LEVEL_RAM ? "  window" : "",
+                 is_head ? "  <- head" : "");
+}
+
+/* Draws what hangs below `parent` in `column`; the deepest recursion is one level a branch. */
+static void print_below(struct tree *tree, size_t column, const checkpoint_info *parent)
+{
+    const session_answer *answer = tree->answer;
+
+    for (bool more = true; more;) {
+        const checkpoint_info *last = NULL;
+        more = false;
+        for (size_t i = 0; i < answer->n_checkpoints; i++) {
+            if (!is_child(answer, i, parent)) continue;
+            /* All but the newest child are side branches, one column to the right. */
+            if (last && column + 2 < sizeof(tree->bars) / 2) {
+                (void)printf("%.*s|\\\n", (int)column * 2, tree->bars);
+                memcpy(tree->bars + 2 * column, "| ", 2);
+                print_node(tree, column + 1, last);
+                print_below(tree, column + 1, last);
+            }
+            last = answer->checkpoints[i];
+        }
+        if (!last) return;
+        print_node(tree, column, last);
+        parent = last;
+        more = true;
+    }
+}
+
+static int print_show_json(const session_answer *answer)
+{
+    json_t *checkpoints = json_array();
+    char id[OUT_TEXT_BYTES], parent[OUT_TEXT_BYTES];
+
+    for (size_t i = 0; i < answer->n_checkpoints; i++) {
+        const checkpoint_info *c = answer->checkpoints[i];
+        (void)out_hex(id, c->id.data, KV_MIN(c->id.len, 8));
+        (void)out_hex(parent, c->parent_id.data, KV_MIN(c->parent_id.len, 8));
+        (void)json_array_append_new(
+            checkpoints,
+            json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:I}", "id", id,
+                      "parent_id", parent, "position", (json_int_t)c->position, "kind",
+                      checkpoint_kind_name(c->kind), "rows_level", level_name(c->rows_level),
+                      "window_level", level_name(c->window_level), "rows_expire_ms",
+                      (json_int_t)c->rows_expire_ms, "window_expire_ms",
+                      (json_int_t)c->window_expire_ms, "bytes", (json_int_t)c->bytes, "age_ms",
+                      (json_int_t)c->age_ms, "approximate", c->approximate, "approx_from",
+                      (json_int_t)c->approx_from));
+    }
+    (void)out_hex(id, answer->head_checkpoint_id.data, KV_MIN(answer->head_checkpoint_id.len, 8));
+    return out_json_take(json_pack("{s:o, s:s, s:I, s:o}", "session", session_json(answer->session),
+                                   "head_checkpoint_id", id, "epoch", (json_int_t)answer->epoch,
+                                   "checkpoints", checkpoints));
+}
+
+static void print_show(const struct ctl *ctl, const session_answer *answer)
+{
+    const session_info *s = answer->session;
+    char idle[OUT_TEXT_BYTES], age[OUT_TEXT_BYTES];
+    struct tree tree = {.answer = answer};
+
+    (void)printf("session   %s%s%s  (%s%s%s)\n", ctl_bold(ctl), s->session_id, ctl_plain(ctl),
+                 kind_name(s->kind), s->parent_session_id[0] ? " of " : "", s->parent_session_id);
+    (void)printf("head      %u tokens, %s, epoch %" PRIu64 "\n", s->head_position,
+                 s->live ? "live" : "not live", answer->epoch);
+    (void)printf("used      %s ago, opened %s ago\n\n", out_duration(idle, s->idle_ms),
+                 out_duration(age, s->age_ms));
+    print_checkpoints(ctl, answer);
+    if (answer->n_checkpoints == 0) return;
+    (void)putchar('\n');
+    print_below(&tree, 0, NULL);
+}
+
+static int run_show(struct ctl *ctl, const struct command *command, int argc, char **argv)
+{
+    Cached__Session__V1__GetSessionRequest request = CACHED__SESSION__V1__GET_SESSION_REQUEST__INIT;
+    session_answer *answer = NULL;
+    struct client_failure failure;
+    struct client *client = NULL;
+    int code = 0;
+
+    if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
+    code = ctl_connect(ctl, &client);
+    if (code != 0) return code;
+    request.session_id = argv[0];
+    if (!client_call(client, CLIENT_GET_SESSION, &request.base, &answer, &failure)) {
+        code = ctl_failure(&failure);
+    } else if (!answer->session) {
+        ctl_error("the daemon's answer holds no session");
+        code = CLIENT_EXIT_FAILED;
+    } else if (ctl->json) {
+        code = print_show_json(answer);
+    } else {
+        print_show(ctl, answer);
+    }
+    client_free(answer);
+    client_destroy(client);
+    return code;
+}
+
+const struct command command_session_list = {
+    .name = "session list",
+    .arguments = "",
+    .summary = "the sessions of the token's user",
+    .example = "cachectl session list",
+    .run = run_list,
+};
+
+const struct command command_session_show = {
+    .name = "session show",
+    .arguments = "SESSION",
+    .summary = "one session, its checkpoints and their tree",
+    .details = "In the tree a line of only children stays in one column; side branches, from\n"
+               "rollbacks and edited prompts, are indented.",
+    .example = "cachectl session show chat-1",
+    .arguments_min = 1,
+    .arguments_max = 1,
+    .run = run_show,
+};

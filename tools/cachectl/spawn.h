@@ -1,0 +1,49 @@
+#pragma once
+
+/* A daemon of one's own: for replays and benchmarks that must not touch anybody's data.
+ *
+ * It lives in a fresh private directory under TMPDIR or /tmp with wide limits, a virtual clock and
+ * a unix socket; stopping it removes the directory. */
+
+#include "tools/cachectl/ctl.h"
+
+#include <sys/types.h>
+
+#define SPAWN_PATH_BYTES 192u
+
+struct spawn_options {
+    const char *daemon;    /* NULL: ../cached/cached beside this program. */
+    const char *backend;   /* "cpu" or "synthetic" */
+    const char *model_dir; /* NULL: the synthetic backend's own layout. */
+};
+
+/* Owned by: the caller's stack. */
+struct spawn {
+    pid_t pid; /* 0: not running. */
+    char dir[SPAWN_PATH_BYTES - 32];
+    char endpoint[SPAWN_PATH_BYTES];
+    char user_token[SPAWN_PATH_BYTES]; /* Files. */
+    char ops_token[SPAWN_PATH_BYTES];
+    char log[SPAWN_PATH_BYTES];
+};
+
+/* Starts it and waits until it serves.  Returns an exit code; after 0 spawn_stop() must follow.
+ * From here on SIGINT, SIGTERM and SIGHUP wait until spawn_interrupted() is asked. */
+int spawn_start(const struct ctl *ctl, const struct spawn_options *options, struct spawn *ret);
+
+/* Stops it and removes its directory; keeps the directory and says where when the daemon did not
+ * end well.  Returns false then. */
+bool spawn_stop(struct spawn *spawn);
+
+/* Whether the user, or the system, wants this program to end. */
+bool spawn_interrupted(void);
+
+/* Runs argv with stdin from /dev/null and stdout and stderr appended to log_path (NULL: inherited).
+ * 0: it could not be started. */
+pid_t spawn_process(char *const argv[], const char *log_path);
+
+/* This program's own path, and `relative` to its directory.  false: it does not fit. */
+bool spawn_self_path(const char *relative, char *path, size_t path_bytes);
+
+/* Polls until the daemon serves; false after timeout_ms, or when pid (if not 0) has ended. */
+bool spawn_wait_ready(const char *endpoint, pid_t pid, uint32_t timeout_ms);

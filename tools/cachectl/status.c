@@ -1,0 +1,186 @@
+/*
+ * `cachectl status`: the daemon on one screen of 80 columns.
+ *
+ * One call, GetStats.  What changes how every other number is to be read is shouted: a SYNTHETIC
+ * backend (no model is run) and a virtual clock (time passes only when told to).
+ */
+
+#include "kvstore/base/bytes.h"
+#include "tools/cachectl/commands.h"
+#include "tools/cachectl/out.h"
+#include "tools/cachectl/stats.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+struct outcomes {
+    double exact, replay, miss;
+    double requested_tokens, hit_tokens, replayed_tokens;
+};
+
+static struct outcomes outcomes_of(const Cached__Admin__V1__GetStatsResponse *stats)
+{
+    return (struct outcomes){
+        .exact = stats_sum(stats, "cached_resumes_total", "outcome=\"exact\""),
+        .replay = stats_sum(stats, "cached_resumes_total", "outcome=\"replay\""),
+        .miss = stats_sum(stats, "cached_resumes_total", "outcome=\"miss\""),
+        .requested_tokens = stats_sum(stats, "cached_requested_tokens_total", NULL),
+        .hit_tokens = stats_sum(stats, "cached_hit_tokens_total", NULL),
+        .replayed_tokens = stats_sum(stats, "cached_replayed_tokens_total", NULL),
+    };
+}
+
+static double ratio(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+static bool is_synthetic(const Cached__Admin__V1__GetStatsResponse *stats)
+{
+    return strcmp(stats->engine_backend, "SYNTHETIC") == 0;
+}
+
+static bool is_virtual(const Cached__Admin__V1__GetStatsResponse *stats)
+{
+    return strcmp(stats->clock_mode, "virtual") == 0;
+}
+
+static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
+{
+    const struct outcomes o = outcomes_of(s);
+    json_t *tiers = json_array();
+    char fingerprint[OUT_TEXT_BYTES];
+
+    for (size_t i = 0; i < s->n_tiers; i++) {
+        const Cached__Admin__V1__TierStats *t = s->tiers[i];
+        (void)json_array_append_new(
+            tiers, json_pack("{s:s, s:I, s:I, s:I, s:I, s:s}", "name", t->name, "bytes_used",
+                             (json_int_t)t->bytes_used, "bytes_capacity",
+                             (json_int_t)t->bytes_capacity, "items_used", (json_int_t)t->items_used,
+                             "items_capacity", (json_int_t)t->items_capacity, "note", t->note));
+    }
+    (void)out_hex(fingerprint, s->model_fingerprint.data, KV_MIN(s->model_fingerprint.len, 8));
+    json_t *daemon = json_pack(
+        "{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s}", "version", s->version, "commit",
+        s->commit, "uptime_ms", (json_int_t)s->uptime_ms, "pid", (json_int_t)s->pid, "model",
+        s->model_name, "fingerprint", fingerprint, "backend", s->engine_backend, "io_backend",
+        s->io_backend, "clock_mode", s->clock_mode, "health", s->health);
+    json_t *sessions = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I}", "known", (json_int_t)s->sessions, "live",
+        (json_int_t)s->sessions_live, "checkpoints", (json_int_t)s->checkpoints, "recovered",
+        (json_int_t)s->recovered_checkpoints, "dropped", (json_int_t)s->dropped_checkpoints);
+    json_t *resumes = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "exact", o.exact, "replay",
+                                o.replay, "miss", o.miss, "requested_tokens", o.requested_tokens,
+                                "hit_tokens", o.hit_tokens, "replayed_tokens", o.replayed_tokens,
+                                "hit_ratio", ratio(o.hit_tokens, o.requested_tokens));
+    json_t *memory = json_pack("{s:I, s:I}", "rss_bytes", (json_int_t)s->rss_bytes,
+                               "rss_budget_bytes", (json_int_t)s->rss_budget_bytes);
+    return out_json_take(json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon, "tiers", tiers,
+        "sessions", sessions, "resumes", resumes, "memory", memory, "requests_inflight",
+        (json_int_t)s->requests_inflight, "wrong_bytes", (json_int_t)s->wrong_bytes, "page_bytes",
+        (json_int_t)s->page_bytes, "image_bytes", (json_int_t)s->image_bytes, "bytes_per_token",
+        s->bytes_per_token));
+}
+
+static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats *tier, bool first)
+{
+    enum { BAR = 20 };
+    char bar[BAR + 1];
+    char used[OUT_TEXT_BYTES], capacity[OUT_TEXT_BYTES];
+
+    const double part = ratio((double)tier->bytes_used, (double)tier->bytes_capacity);
+    int filled = (int)(KV_MIN(part, 1.0) * BAR + 0.5);
+    if (filled == 0 && tier->bytes_used > 0) filled = 1;
+    for (int i = 0; i < BAR; i++)
+        bar[i] = i < filled ? '#' : '.';
+    bar[BAR] = '\0';
+    (void)printf("%-9s %-5s [%s] %9s of %-9s %3.0f %%  %" PRIu64 " of %" PRIu64 "\n",
+                 first ? "tiers" : "", tier->name, bar, out_bytes(used, tier->bytes_used),
+                 out_bytes(capacity, tier->bytes_capacity), part * 100, tier->items_used,
+                 tier->items_capacity);
+    if (tier->note[0] == '\0') return;
+    (void)printf("%-9s %-5s %s%s%s\n", "", "", ctl_yellow(ctl), tier->note, ctl_plain(ctl));
+}
+
+static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
+{
+    char uptime[OUT_TEXT_BYTES], fingerprint[OUT_TEXT_BYTES];
+    const bool serving = strcmp(s->health, "serving") == 0;
+
+    (void)printf("%scached %s%s  commit %.12s  pid %" PRIu64 "  up %s\n", ctl_bold(ctl), s->version,
+                 ctl_plain(ctl), s->commit, s->pid, out_duration(uptime, s->uptime_ms));
+    (void)printf("%-9s %s%s%s\n", "health", serving ? ctl_green(ctl) : ctl_red(ctl), s->health,
+                 ctl_plain(ctl));
+    (void)printf(
+        "%-9s %s  fingerprint %s  %.0f B/token\n", "model", s->model_name,
+        out_hex(fingerprint, s->model_fingerprint.data, KV_MIN(s->model_fingerprint.len, 8)),
+        s->bytes_per_token);
+    if (is_synthetic(s)) {
+        (void)printf("%-9s %sSYNTHETIC: no model is run, tokens mean nothing, bytes are checked "
+                     "(%" PRIu64 " wrong)%s\n",
+                     "backend", ctl_red(ctl), s->wrong_bytes, ctl_plain(ctl));
+    } else {
+        (void)printf("%-9s %s\n", "backend", s->engine_backend);
+    }
+    if (is_virtual(s)) {
+        (void)printf("%-9s %sVIRTUAL: time passes only by AdvanceClock%s\n", "clock",
+                     ctl_yellow(ctl), ctl_plain(ctl));
+    } else {
+        (void)printf("%-9s %s\n", "clock", s->clock_mode);
+    }
+    (void)printf("%-9s %s\n", "io", s->io_backend);
+}
+
+static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
+{
+    char rss[OUT_TEXT_BYTES], budget[OUT_TEXT_BYTES];
+    const struct outcomes o = outcomes_of(s);
+    const bool over = s->rss_bytes > s->rss_budget_bytes;
+
+    print_head(ctl, s);
+    for (size_t i = 0; i < s->n_tiers; i++)
+        print_tier(ctl, s->tiers[i], i == 0);
+    (void)printf("%-9s %" PRIu64 " known, %" PRIu64 " live, %" PRIu64 " checkpoints\n", "sessions",
+                 s->sessions, s->sessions_live, s->checkpoints);
+    (void)printf("%-9s %" PRIu64 " checkpoints recovered, %" PRIu64 " dropped\n", "at start",
+                 s->recovered_checkpoints, s->dropped_checkpoints);
+    (void)printf("%-9s %.0f EXACT, %.0f REPLAY, %.0f MISS\n", "resumes", o.exact, o.replay, o.miss);
+    (void)printf("%-9s %.1f %% of %.0f prompt tokens were hits, %.0f replayed\n", "tokens",
+                 100 * ratio(o.hit_tokens, o.requested_tokens), o.requested_tokens,
+                 o.replayed_tokens);
+    (void)printf("%-9s %sRSS %s of a budget of %s%s\n", "memory", over ? ctl_red(ctl) : "",
+                 out_bytes(rss, s->rss_bytes), out_bytes(budget, s->rss_budget_bytes),
+                 over ? ctl_plain(ctl) : "");
+    (void)printf("%-9s %" PRIu64 " in flight\n", "requests", s->requests_inflight);
+}
+
+static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
+{
+    Cached__Admin__V1__GetStatsResponse *stats = NULL;
+    struct client *client = NULL;
+    int code = 0;
+
+    if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
+    code = ctl_connect(ctl, &client);
+    if (code == 0) code = stats_fetch(client, &stats);
+    if (code == 0 && ctl->json) {
+        code = print_json(stats);
+    } else if (code == 0) {
+        print_screen(ctl, stats);
+    }
+    client_free(stats);
+    client_destroy(client);
+    return code;
+}
+
+const struct command command_status = {
+    .name = "status",
+    .arguments = "",
+    .summary = "the daemon on one screen",
+    .details = "Needs a token with role ops or stats.",
+    .example = "cachectl status",
+    .run = run,
+};
