@@ -369,8 +369,11 @@ static kv_status move_to_start(struct worker *worker, const struct worker_job *j
         eng_session_cut(session, job->start_tokens);
         break;
     case WORKER_IMPORT:
-        return eng_session_import(session, image_to_import(worker, job), &job->image_state,
-                                  job->ids, job->start_tokens);
+        /* Whatever the engine dislikes about it, it is not the image the index promised. */
+        if (eng_session_import(session, image_to_import(worker, job), &job->image_state, job->ids,
+                               job->start_tokens) != KV_OK)
+            return KV_CORRUPT;
+        break;
     case WORKER_ROWS_ONLY:
         assert(job->stop_count > 0);
         eng_session_rows_only(session, job->ids, job->start_tokens);
