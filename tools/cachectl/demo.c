@@ -152,7 +152,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
 {
     struct demo demo = {.ctl = ctl};
     struct kv_error err = {.text = ""};
-    uint64_t turns = 3;
+    uint64_t turns = 4;
     int code = 0;
 
     const struct arg args[] = {
@@ -160,7 +160,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
         {"--ops-token-file", ARG_TEXT, "F", "token with role ops", &demo.ops_token_file},
         {"--pid-file", ARG_TEXT, "F", "the daemon's pid file", &demo.pid_file},
         {"--restart", ARG_TEXT, "COMMAND", "starts the daemon again (/bin/sh -c)", &demo.restart},
-        {"--turns", ARG_COUNT, "N", "turns of each session (3)", &turns},
+        {"--turns", ARG_COUNT, "N", "turns of each session (4)", &turns},
     };
     if (ctl_parse(ctl, command, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
     if (!demo.other_token_file || !demo.ops_token_file || !demo.pid_file || !demo.restart) {

@@ -15,6 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Shorter prompts show little. */
+#define PROMPT_TOKENS_MIN 200u
+
 int demo_session_open(struct demo *demo, struct demo_session *session)
 {
     struct client_failure failure;
@@ -97,7 +100,8 @@ static uint64_t cost(const struct demo *demo, const struct trace_session *sessio
     if (session->is_sub || session->item_count < demo->turns) return UINT64_MAX;
     for (uint32_t i = 0; i < demo->turns; i++) {
         const struct trace_turn *turn = &demo->trace->items[session->items[i]].turn;
-        if (turn->in_tokens < 4 * demo->window_tokens || turn->out_tokens == 0) return UINT64_MAX;
+        if (turn->in_tokens < KV_MAX(4 * demo->window_tokens, PROMPT_TOKENS_MIN)) return UINT64_MAX;
+        if (turn->out_tokens == 0) return UINT64_MAX;
         if (i > 0 && turn->keep_tokens < 2 * demo->window_tokens) return UINT64_MAX;
         tokens += turn->in_tokens - turn->keep_tokens + turn->out_tokens;
     }
@@ -107,7 +111,7 @@ static uint64_t cost(const struct demo *demo, const struct trace_session *sessio
 /* The cheapest sessions that have enough turns, because a demo is watched. */
 static int choose_sessions(struct demo *demo)
 {
-    enum { WANTED = 2 };
+    enum { WANTED = 3 };
 
     for (uint32_t n = 0; n < WANTED; n++) {
         uint64_t best_cost = UINT64_MAX;

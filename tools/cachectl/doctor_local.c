@@ -126,18 +126,21 @@ void doctor_check_memlock(struct doctor *doctor, uint64_t pid)
 {
     /* Registered buffers are locked memory; the kernel holds everybody but root to this limit. */
     enum { WANTED_BYTES = 64 << 20 };
-    char text[OUT_TEXT_BYTES];
+    char text[OUT_TEXT_BYTES], path[64];
     struct rlimit limit;
+    struct stat process;
 
     const bool of_daemon = pid > 0 && prlimit((pid_t)pid, RLIMIT_MEMLOCK, NULL, &limit) == 0;
     if (!of_daemon && getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return;
     const char *whose = of_daemon ? "the daemon's" : "this shell's";
+    (void)snprintf(path, sizeof(path), "/proc/%llu", (unsigned long long)pid);
+    const bool is_root =
+        of_daemon && stat(path, &process) == 0 ? process.st_uid == 0 : geteuid() == 0;
     if (limit.rlim_cur == RLIM_INFINITY) {
         doctor_add(doctor, "memlock", DOCTOR_OK, "", "%s limit is unlimited", whose);
-    } else if (limit.rlim_cur >= WANTED_BYTES || geteuid() == 0) {
+    } else if (limit.rlim_cur >= WANTED_BYTES || is_root) {
         doctor_add(doctor, "memlock", DOCTOR_OK, "", "%s limit is %s%s", whose,
-                   out_bytes(text, limit.rlim_cur),
-                   geteuid() == 0 ? "; root is not held to it" : "");
+                   out_bytes(text, limit.rlim_cur), is_root ? "; root is not held to it" : "");
     } else {
         doctor_add(doctor, "memlock", DOCTOR_WARN,
                    "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited; without it reads "

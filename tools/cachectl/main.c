@@ -92,13 +92,14 @@ static int run(struct ctl *ctl, int argc, char **argv)
     if (!command) return unknown(argc, argv);
     if (!command->own_flags) return command->run(ctl, command, argc - words, argv + words);
 
-    /* --json given before the command belongs to it as well. */
+    /* --json and --quiet given before the command belong to it as well. */
     char *own[64] = {0};
-    char json_flag[] = "--json";
+    char json_flag[] = "--json", quiet_flag[] = "--quiet";
     int count = 0;
-    for (int i = words - 1; i < argc && count < 62; i++)
+    for (int i = words - 1; i < argc && count < 61; i++)
         own[count++] = argv[i];
     if (ctl->json) own[count++] = json_flag;
+    if (ctl->quiet) own[count++] = quiet_flag;
     return command->run(ctl, command, count, own);
 }
 

@@ -94,7 +94,10 @@ static int run_sessions(struct replay *replay, uint32_t session_count, uint32_t 
                 running--;
             }
             say_progress(replay, &said, began);
-            if (spawn_interrupted()) code = CLIENT_EXIT_FAILED;
+            if (code == 0 && spawn_interrupted()) {
+                ctl_error("interrupted after %" PRIu64 " turns", replay->turns_done);
+                code = CLIENT_EXIT_FAILED;
+            }
         }
     } while (code == 0 && (running > 0 || started < session_count));
     for (uint32_t i = 0; i < interleave; i++)
