@@ -33,7 +33,7 @@ static inline __attribute__((always_inline)) float exp_inline(float x)
 {
     const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
     const float n = (clamped * 0x1.715476p0f + 0x1.8p23f) - 0x1.8p23f;
-    const float r = (clamped - n * 0x1.62e4p-1f) - n * -0x1.7f7d1cp-20f;
+    const float r = (clamped - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;
     float p = 0x1.6c16c2p-10f;
     p = p * r + 0x1.111112p-7f;
     p = p * r + 0x1.555556p-5f;

@@ -1,0 +1,133 @@
+/* The synthetic backend tells right bytes from wrong ones, wherever they are, and takes any layout.
+ */
+
+#include "tests/unit/test_engine_fixture.h"
+
+#include <time.h>
+
+static uint32_t ids[RIG_TOKENS];
+
+static void load_rows(struct rig *to, const struct rig *from)
+{
+    rig_reset(to);
+    for (int i = 0; i < RIG_PAGES; i++)
+        memcpy(to->pages[i], from->pages[i], from->layout->page_bytes);
+}
+
+static uint64_t wrong_after_import(struct rig *to, const struct rig *from)
+{
+    const uint64_t before = eng_model_wrong_bytes(to->model);
+    EXPECT(eng_session_import(to->session, from->image, &from->state, ids, from->state.tokens) ==
+           KV_OK);
+    return eng_model_wrong_bytes(to->model) - before;
+}
+
+static void test_every_row_is_checked(struct rig *a, struct rig *b)
+{
+    const struct kv_layout *layout = a->layout;
+    const uint32_t end = KV_PAGE_ROWS_OFFSET + layout->rows_bytes_per_page;
+
+    rig_reset(a);
+    rig_prefill(a, ids, 256);
+    rig_export(a);
+    load_rows(b, a);
+    EXPECT_EQ_U64(wrong_after_import(b, a), 0);
+    for (uint32_t at = KV_PAGE_IDS_OFFSET; at < end; at += 61) {
+        b->pages[1][at] ^= 0x10;
+        EXPECT_EQ_U64(wrong_after_import(b, a), at < KV_PAGE_ROWS_OFFSET ? 4 : 1);
+        b->pages[1][at] ^= 0x10;
+    }
+    /* Two pages swapped: right bytes in the wrong place. */
+    uint8_t *page = b->pages[0];
+    b->pages[0] = b->pages[1];
+    b->pages[1] = page;
+    EXPECT(wrong_after_import(b, a) > 10000);
+}
+
+static void test_every_window_row_is_checked(struct rig *a, struct rig *b)
+{
+    const struct kv_layout *layout = a->layout;
+    rig_reset(a);
+    rig_prefill(a, ids, 33);
+    while (rig_tokens(a) < 101)
+        eng_decode_token(a->session, ids[rig_tokens(a)]);
+    rig_export(a);
+    load_rows(b, a);
+    EXPECT_EQ_U64(wrong_after_import(b, a), 0);
+    for (uint32_t at = KV_IMAGE_HEADER_BYTES; at < layout->tails_offset + 3 * 512; at += 37) {
+        a->image[at] ^= 1;
+        EXPECT_EQ_U64(wrong_after_import(b, a), 1);
+        a->image[at] ^= 1;
+    }
+}
+
+static void test_check_at_prefill_and_rows_only(struct rig *a, struct rig *b)
+{
+    rig_reset(a);
+    rig_prefill(a, ids, 200);
+    load_rows(b, a);
+    uint64_t before = eng_model_wrong_bytes(a->model);
+    eng_session_rows_only(b->session, ids, 200);
+    EXPECT_EQ_U64(eng_model_wrong_bytes(a->model), before);
+    b->pages[0][2000] ^= 1;
+    eng_session_rows_only(b->session, ids, 200);
+    EXPECT_EQ_U64(eng_model_wrong_bytes(a->model), before + 1);
+    rig_replay(b, ids, 184, 230, 64);
+    EXPECT_EQ_U64(eng_model_wrong_bytes(a->model), before + 2);
+    b->pages[0][2000] ^= 1;
+    rig_prefill(b, ids, 240);
+    EXPECT_EQ_U64(eng_model_wrong_bytes(a->model), before + 2);
+    rig_prefill(a, ids, 240);
+    expect_same_rows(a, b, 240);
+}
+
+/* Other history, same ids afterwards: nothing may coincide. */
+static void test_history_matters(struct rig *a, struct rig *b)
+{
+    uint32_t others[64];
+    memcpy(others, ids, sizeof(others));
+    others[0] ^= 1;
+    rig_reset(a);
+    rig_reset(b);
+    rig_prefill(a, ids, 64);
+    rig_prefill(b, others, 64);
+    const uint32_t last = eng_model_layout(a->model)->main_offset[3] + 63 * 36;
+    EXPECT(memcmp(a->pages[0] + last, b->pages[0] + last, 36) != 0);
+    EXPECT(memcmp(eng_session_logits(a->session), eng_session_logits(b->session), 64) != 0);
+}
+
+static void test_speed(struct rig *a)
+{
+    struct timespec start, end;
+    uint64_t tokens = 0;
+    EXPECT(clock_gettime(CLOCK_MONOTONIC, &start) == 0);
+    for (int n = 0; n < 40; n++) {
+        rig_reset(a);
+        rig_prefill(a, ids, 512);
+        tokens += 512;
+    }
+    EXPECT(clock_gettime(CLOCK_MONOTONIC, &end) == 0);
+    const double seconds =
+        (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+    (void)printf("synthetic: %.0f tokens/s\n", (double)tokens / seconds);
+    EXPECT(seconds < 10); /* Far below what it should be, so that a busy machine does not fail. */
+}
+
+int main(void)
+{
+    struct rig a, b;
+    fixture_ids(ids, RIG_TOKENS, 8);
+    struct eng_model *model = fixture_open(NULL, ENG_BACKEND_SYNTHETIC);
+    EXPECT_EQ_STR(eng_model_name(model), "tiny");
+    rig_init(&a, model);
+    rig_init(&b, model);
+    test_every_row_is_checked(&a, &b);
+    test_every_window_row_is_checked(&a, &b);
+    test_check_at_prefill_and_rows_only(&a, &b);
+    test_history_matters(&a, &b);
+    test_speed(&a);
+    rig_fini(&a);
+    rig_fini(&b);
+    eng_model_close(model);
+    HARNESS_END();
+}
