@@ -1,0 +1,337 @@
+/*
+ * Wiring: the only file that names concrete things together.
+ *
+ * Building goes from the state directory's lock up to the listening server, so that a daemon that
+ * must not run has touched nothing but the lock, and nobody can call one that is not ready.  Going
+ * down is the reverse, in two parts: daemon_wait() lets calls end and threads return, then
+ * daemon_destroy() frees.  Each part of struct daemon is NULL until it is made, so destroying works
+ * from any point.
+ *
+ * A stop has one bound for everything, a watchdog that ends the process after 10 s: whatever is
+ * durable is so already, and what is not was never acknowledged.
+ */
+
+#include "cached/daemon.h"
+
+#include "cached/auth.h"
+#include "cached/obs/log_sink.h"
+#include "cached/rpc/rpc_server.h"
+#include "cached/shard/shard.h"
+#include "cached/state_lock.h"
+#include "cached/version.h"
+#include "cached/worker/worker.h"
+#include "kvstore/base/limits.h"
+#include "kvstore/base/thread.h"
+#include "kvstore/store/store.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define STOP_MS_MAX 10000
+#define EXIT_STUCK 3
+#define RSS_BUDGET_EXTRA (64ull << 20)
+
+struct daemon {
+    const struct cached_config *config;
+    const char *plant;
+    struct state_lock *lock;
+    struct auth *auth;
+    struct kv_log *log;
+    struct kv_clock *clock;
+    struct eng_model *model;
+    struct kv_mailbox *mailbox;
+    struct kv_ring *ring;
+    struct kv_store *store;
+    struct worker *worker;
+    struct shard *shard;
+    struct rpc_server *rpc;
+    struct kv_thread worker_thread, shard_thread, rpc_thread, watchdog_thread;
+    int signal_fd;
+    int stopped_fd; /* Written when the stop is over: ends the watchdog. */
+    char values[CONFIG_KEY_COUNT][CONFIG_TEXT_MAX];
+    struct rpc_setting settings[CONFIG_KEY_COUNT];
+};
+
+static sigset_t handled_signals(void)
+{
+    sigset_t set;
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    return set;
+}
+
+void daemon_block_signals(void)
+{
+    sigset_t set = handled_signals();
+    /* Blocked rather than ignored: a closed pipe is an error of one write, a hang-up is nothing. */
+    (void)sigaddset(&set, SIGPIPE);
+    (void)sigaddset(&set, SIGHUP);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+static uint64_t pool_bytes(const struct cached_config *config)
+{
+    if (config->pool_bytes > 0) return config->pool_bytes;
+    const uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    return (uint64_t)((double)ram * config->pool_fraction);
+}
+
+static kv_status make_base(struct daemon *daemon, struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    const sigset_t set = handled_signals();
+
+    kv_status status =
+        state_lock_take(config->state_dir, config->server_pid_file, &daemon->lock, err);
+    if (status != KV_OK) return status;
+    status = auth_load(config->server_token_file, &daemon->auth, err);
+    if (status != KV_OK) return status;
+    status = kv_log_create((enum kv_log_level)config->log_level, KV_LOG_QUEUE_LINES, log_sink_write,
+                           NULL, &daemon->log, err);
+    if (status != KV_OK) return status;
+
+    daemon->clock = config->clock_mode == CONFIG_CLOCK_VIRTUAL ? kv_clock_create_virtual()
+                                                               : kv_clock_create_real();
+    if (daemon->clock == NULL) return KV_FAIL(err, KV_NOMEM, "create the clock");
+    daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC);
+    daemon->stopped_fd = eventfd(0, EFD_CLOEXEC);
+    if (daemon->signal_fd < 0 || daemon->stopped_fd < 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "create the descriptors of the main thread");
+    return KV_OK;
+}
+
+static kv_status make_store(struct daemon *daemon, struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    const struct eng_options engine = {
+        .backend = config->engine_backend == CONFIG_BACKEND_SYNTHETIC ? ENG_BACKEND_SYNTHETIC
+                                                                      : ENG_BACKEND_CPU,
+        .model_dir = config->engine_model_dir[0] == '\0' ? NULL : config->engine_model_dir,
+        .spare_tokens = (uint32_t)config->window_spare_tokens,
+    };
+    kv_status status = eng_model_open(&engine, &daemon->model, err);
+    if (status != KV_OK) return status;
+    status = kv_mailbox_create(&daemon->mailbox, err);
+    if (status != KV_OK) return status;
+    status =
+        kv_ring_create(KV_RING_DEPTH, (enum kv_ring_choice)config->io_backend, &daemon->ring, err);
+    if (status != KV_OK) return status;
+
+    const struct kv_store_options store = {
+        .dir = config->state_dir,
+        .layout = eng_model_layout(daemon->model),
+        .model = eng_model_fingerprint(daemon->model),
+        .clock = daemon->clock,
+        .log = daemon->log,
+        .ring = daemon->ring,
+        .mailbox = daemon->mailbox,
+        .hbm_bytes = config->hbm_bytes,
+        .pool_bytes = pool_bytes(config),
+        .ssd_bytes = config->ssd_bytes,
+        .segment_bytes = config->ssd_segment_bytes,
+        .index_bytes = config->index_ram_bytes,
+        .pool_ttl_ms = config->pool_ttl_ms,
+        .rows_ttl_ms = config->ssd_ttl_ms,
+    };
+    return kv_store_open(&store, &daemon->store, err);
+}
+
+static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    const struct worker_options worker = {
+        .model = daemon->model,
+        .slots = (uint32_t)config->engine_live_sessions,
+        .chunk_tokens = (uint32_t)config->engine_chunk_tokens,
+        .log = daemon->log,
+        .plant = daemon->plant,
+    };
+    const kv_status status = worker_create(&worker, &daemon->worker, err);
+    if (status != KV_OK) return status;
+
+    const struct shard_options shard = {
+        .clock = daemon->clock,
+        .log = daemon->log,
+        .worker = daemon->worker,
+        .store = daemon->store,
+        .ring = daemon->ring,
+        .mailbox = daemon->mailbox,
+        .model_name = eng_model_name(daemon->model),
+        .engine_backend = eng_model_backend(daemon->model),
+        .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
+                            eng_model_bytes(daemon->model) +
+                            config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
+                            RSS_BUDGET_EXTRA,
+    };
+    return shard_create(&shard, &daemon->shard, err);
+}
+
+static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    for (unsigned i = 0; i < CONFIG_KEY_COUNT; i++) {
+        config_format(config, i, daemon->values[i], sizeof(daemon->values[i]));
+        daemon->settings[i] = (struct rpc_setting){
+            .key = config_item(i)->key,
+            .value = daemon->values[i],
+            .origin = config->origins[i],
+            .doc = config_item(i)->doc,
+        };
+    }
+    const struct rpc_options options = {
+        .socket = config->server_socket,
+        .listen = config->server_listen,
+        .auth = daemon->auth,
+        .log = daemon->log,
+        .shard = daemon->shard,
+        .shard_mailbox = daemon->mailbox,
+        .about =
+            {
+                .version = CACHED_VERSION,
+                .commit = CACHED_COMMIT,
+                .pid = (uint64_t)getpid(),
+                .started_ns = kv_clock_stopwatch_ns(),
+                .vocab_tokens = eng_model_layout(daemon->model)->vocab_tokens,
+                .model_fingerprint = eng_model_fingerprint(daemon->model),
+            },
+        .settings = daemon->settings,
+        .setting_count = CONFIG_KEY_COUNT,
+    };
+    return rpc_server_create(&options, &daemon->rpc, err);
+}
+
+static kv_status start_threads(struct daemon *daemon, struct kv_error *err)
+{
+    kv_status status = kv_thread_start(&daemon->worker_thread, KV_THREAD_WORKER, "kv-worker",
+                                       worker_run, daemon->worker, err);
+    if (status != KV_OK) return status;
+    status = kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
+                             daemon->shard, err);
+    if (status != KV_OK) return status;
+    return kv_thread_start(&daemon->rpc_thread, KV_THREAD_RPC, "kv-rpc", rpc_server_run,
+                           daemon->rpc, err);
+}
+
+kv_status daemon_start(const struct daemon_options *options, struct daemon **ret_daemon,
+                       struct kv_error *err)
+{
+    const struct cached_config *config = options->config;
+    struct daemon *daemon = calloc(1, sizeof(*daemon));
+    if (daemon == NULL) return KV_FAIL(err, KV_NOMEM, "start the daemon");
+    daemon->config = config;
+    daemon->plant = options->plant;
+    daemon->signal_fd = -1;
+    daemon->stopped_fd = -1;
+
+    kv_status status = make_base(daemon, err);
+    if (status == KV_OK) status = make_store(daemon, err);
+    if (status == KV_OK) status = make_shard(daemon, err);
+    if (status == KV_OK) status = make_rpc(daemon, err);
+    if (status != KV_OK) goto fail;
+    kv_log(daemon->log, KV_LOG_INFO, "start",
+           "version=%s commit=%s pid=%d model=%s backend=%s io=%s socket=%s listen=%s",
+           CACHED_VERSION, CACHED_COMMIT, (int)getpid(), eng_model_name(daemon->model),
+           eng_model_backend(daemon->model), kv_ring_backend(daemon->ring), config->server_socket,
+           config->server_listen);
+    status = start_threads(daemon, err);
+    if (status != KV_OK) goto fail;
+    kv_log(daemon->log, KV_LOG_INFO, "ready", "port=%d", rpc_server_port(daemon->rpc));
+    *ret_daemon = daemon;
+    return KV_OK;
+
+fail:
+    daemon_destroy(daemon);
+    return status;
+}
+
+static void watchdog_run(void *context)
+{
+    const struct daemon *daemon = context;
+    struct pollfd poll_fd = {.fd = daemon->stopped_fd, .events = POLLIN};
+    if (poll(&poll_fd, 1, STOP_MS_MAX) != 0) return;
+    /* Not through the log: its thread may be what hangs. */
+    static const char line[] = "level=error event=stop_stuck text=\"not stopped after 10 s\"\n";
+    log_sink_write(NULL, line, sizeof(line) - 1);
+    _exit(EXIT_STUCK);
+}
+
+static void begin_stop(struct daemon *daemon, uint32_t signal_number)
+{
+    kv_log(daemon->log, KV_LOG_INFO, "stop", "signal=%" PRIu32, signal_number);
+    struct kv_error err = {0};
+    if (kv_thread_start(&daemon->watchdog_thread, KV_THREAD_MAIN, "kv-watchdog", watchdog_run,
+                        daemon, &err) != KV_OK)
+        kv_log(daemon->log, KV_LOG_WARN, "no_watchdog", "text=\"%s\"", err.text);
+    rpc_server_stop(daemon->rpc);
+    shard_stop(daemon->shard);
+}
+
+void daemon_wait(struct daemon *daemon)
+{
+    struct pollfd poll_fds[] = {
+        {.fd = daemon->signal_fd, .events = POLLIN},
+        {.fd = rpc_server_done_fd(daemon->rpc), .events = POLLIN},
+    };
+    bool stopping = false;
+
+    while (poll_fds[1].revents == 0) {
+        if (poll(poll_fds, 2, -1) < 0) continue;
+        if (poll_fds[0].revents == 0) continue;
+        struct signalfd_siginfo info;
+        if (read(daemon->signal_fd, &info, sizeof(info)) != sizeof(info)) continue;
+        if (stopping) {
+            rpc_server_stop(daemon->rpc); /* The second time: at once. */
+            continue;
+        }
+        stopping = true;
+        begin_stop(daemon, info.ssi_signo);
+    }
+}
+
+/* Threads, if they run; in the order in which they wait for each other. */
+static void join_threads(struct daemon *daemon)
+{
+    if (daemon->rpc_thread.started) rpc_server_stop(daemon->rpc);
+    if (daemon->shard_thread.started) shard_stop(daemon->shard);
+    kv_thread_join(&daemon->rpc_thread);
+    kv_thread_join(&daemon->shard_thread);
+    if (daemon->worker_thread.started) worker_stop(daemon->worker);
+    kv_thread_join(&daemon->worker_thread);
+}
+
+void daemon_destroy(struct daemon *daemon)
+{
+    if (daemon == NULL) return;
+    join_threads(daemon);
+    rpc_server_destroy(daemon->rpc);
+    shard_destroy(daemon->shard);
+    worker_destroy(daemon->worker);
+    kv_store_close(daemon->store);
+    kv_ring_destroy(daemon->ring);
+    kv_mailbox_destroy(daemon->mailbox);
+    eng_model_close(daemon->model);
+    kv_clock_destroy(daemon->clock);
+
+    if (daemon->watchdog_thread.started) {
+        const int rc = eventfd_write(daemon->stopped_fd, 1);
+        assert(rc == 0);
+        kv_thread_join(&daemon->watchdog_thread);
+    }
+    kv_log(daemon->log, KV_LOG_INFO, "stopped", "%s", "");
+    kv_log_destroy(daemon->log);
+    if (daemon->signal_fd >= 0) (void)close(daemon->signal_fd);
+    if (daemon->stopped_fd >= 0) (void)close(daemon->stopped_fd);
+    auth_destroy(daemon->auth);
+    state_lock_release(daemon->lock);
+    free(daemon);
+}
