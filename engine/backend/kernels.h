@@ -7,6 +7,8 @@
  * number of tokens in a call nor the vector width shows in a result.  Pure; any thread.
  */
 
+#include "engine/model/quant.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -71,10 +73,29 @@ struct eng_kernels {
     void (*gate)(const float *a, const float *b, size_t count, float limit, float weight, float *h);
 };
 
+extern const struct eng_kernels eng_kernels_avx512;
+extern const struct eng_kernels eng_kernels_avx2;
+extern const struct eng_kernels eng_kernels_base;
+
 /* The best this machine has, and each by index for the test that compares them (NULL: no more, or
  * not on this machine). */
 const struct eng_kernels *eng_kernels_best(void);
 const struct eng_kernels *eng_kernels_at(unsigned index);
 
-/* exp in fp32 with multiply and add only: the same bits on every machine; 0 below -87. */
-float eng_exp(float x);
+/* exp with multiply and add only, so the same bits on every machine: Cody-Waite reduction and a
+ * degree-6 polynomial, about 1 ulp; 0 below -87. */
+static inline __attribute__((always_inline)) float eng_exp(float x)
+{
+    const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+    const float n = (clamped * 0x1.715476p0f + 0x1.8p23f) - 0x1.8p23f;
+    const float r = (clamped - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;
+    float p = 0x1.6c16c2p-10f;
+    p = p * r + 0x1.111112p-7f;
+    p = p * r + 0x1.555556p-5f;
+    p = p * r + 0x1.555556p-3f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const float y = p * eng_float_of((uint32_t)((int32_t)n + 127) << 23);
+    return x < -87.0f ? 0.0f : y;
+}
