@@ -158,7 +158,8 @@ static void check_includes(const struct source *src)
             }
             continue;
         }
-        if (system_seen) {
+        /* A .inc is no header: it is text that a file takes in where it needs it. */
+        if (system_seen && !ends_with(target, ".inc")) {
             complain(src, line, "include_order", "project headers come before <system> headers");
         }
         check_layer(src, line, target);
@@ -446,7 +447,9 @@ static void walk(struct tidy *tidy, const char *path)
     (void)snprintf(full_path, sizeof(full_path), "%s/%s", tidy->root, path);
     if (lstat(full_path, &info) != 0) return;
     if (S_ISREG(info.st_mode)) {
-        if (ends_with(path, ".c") || ends_with(path, ".h")) check_file(tidy, full_path, path);
+        if (ends_with(path, ".c") || ends_with(path, ".h") || ends_with(path, ".inc")) {
+            check_file(tidy, full_path, path);
+        }
         return;
     }
     if (!S_ISDIR(info.st_mode) || matches_any(path, skipped_folders)) return;

@@ -2,7 +2,7 @@
  * A sample.
  */
 
-#include "kvstore/tier/tier_ssd.h"
+#include "kvstore/store/store.h"
 
 int kv_bad(int x)
 {
