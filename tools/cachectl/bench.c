@@ -45,6 +45,7 @@ struct round {
 /* Owned by: run_rpc(). */
 struct bench {
     struct ctl *ctl;
+    const char *daemon; /* NULL: the one beside this program. */
     uint32_t rounds, calls;
     struct spawn spawn;
     pid_t echo_pid;
@@ -174,7 +175,7 @@ static int start_echo(struct bench *bench, char *endpoint, size_t endpoint_bytes
 
 static int prepare(struct bench *bench)
 {
-    const struct spawn_options options = {.backend = "synthetic"};
+    const struct spawn_options options = {.daemon = bench->daemon, .backend = "synthetic"};
     char endpoint[SPAWN_PATH_BYTES], token[CTL_TOKEN_BYTES], why[320];
 
     int code = spawn_start(bench->ctl, &options, &bench->spawn);
@@ -264,10 +265,11 @@ static int report(struct bench *bench)
     return CLIENT_EXIT_OK;
 }
 
-static int run_rpc(struct ctl *ctl, bool quick)
+static int run_rpc(struct ctl *ctl, const char *daemon, bool quick)
 {
     struct bench bench = {
         .ctl = ctl,
+        .daemon = daemon,
         .rounds = quick ? 5 : 11,
         .calls = quick ? 1000 : 4000,
     };
@@ -289,14 +291,16 @@ static int run_rpc(struct ctl *ctl, bool quick)
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
+    const char *daemon = NULL;
     bool quick = false;
     int code = 0;
 
     const struct arg args[] = {
         {"--quick", ARG_FLAG, NULL, "5 short rounds instead of 11 long ones", &quick},
+        {"--daemon", ARG_TEXT, "PATH", "its program (../cached/cached beside cachectl)", &daemon},
     };
     if (ctl_parse(ctl, command, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
-    if (strcmp(argv[0], "rpc") == 0) return run_rpc(ctl, quick);
+    if (strcmp(argv[0], "rpc") == 0) return run_rpc(ctl, daemon, quick);
     ctl_error("no benchmark is called %.64s; there is: rpc", argv[0]);
     return CLIENT_EXIT_NOT_FOUND;
 }

@@ -26,7 +26,7 @@ struct bench_call {
     grpc_channel *channel;
     grpc_completion_queue *queue;
     void *method;
-    grpc_byte_buffer *request;
+    grpc_slice request;
     grpc_metadata authorization;
     char header[320];
 };
@@ -43,9 +43,7 @@ struct bench_call *bench_call_create(const char *endpoint, const char *path, con
     grpc_channel_credentials_release(credentials);
     call->queue = grpc_completion_queue_create_for_pluck(NULL);
     call->method = grpc_channel_register_call(call->channel, path, NULL, NULL);
-    grpc_slice slice = grpc_slice_from_copied_buffer((const char *)request, request_bytes);
-    call->request = grpc_raw_byte_buffer_create(&slice, 1);
-    grpc_slice_unref(slice);
+    call->request = grpc_slice_from_copied_buffer((const char *)request, request_bytes);
     (void)snprintf(call->header, sizeof(call->header), "Bearer %s", token);
     call->authorization.key = grpc_slice_from_static_string("authorization");
     call->authorization.value = grpc_slice_from_static_string(call->header);
@@ -55,7 +53,7 @@ struct bench_call *bench_call_create(const char *endpoint, const char *path, con
 void bench_call_destroy(struct bench_call *call)
 {
     if (!call) return;
-    grpc_byte_buffer_destroy(call->request);
+    grpc_slice_unref(call->request);
     grpc_channel_destroy(call->channel);
     grpc_completion_queue_shutdown(call->queue);
     grpc_completion_queue_destroy(call->queue);
@@ -71,6 +69,8 @@ static bool call_once(struct bench_call *call)
     grpc_slice text = grpc_empty_slice();
     grpc_op ops[6];
 
+    /* Sending empties a byte buffer, so each call has its own; the bytes are shared. */
+    grpc_byte_buffer *request = grpc_raw_byte_buffer_create(&call->request, 1);
     const gpr_timespec deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                                gpr_time_from_seconds(CALL_SECONDS, GPR_TIMESPAN));
     grpc_call *handle = grpc_channel_create_registered_call(
@@ -79,10 +79,13 @@ static bool call_once(struct bench_call *call)
     grpc_metadata_array_init(&trailing);
     memset(ops, 0, sizeof(ops));
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    /* A server whose socket is there may not listen yet. */
+    ops[0].flags =
+        GRPC_INITIAL_METADATA_WAIT_FOR_READY | GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
     ops[0].data.send_initial_metadata.count = 1;
     ops[0].data.send_initial_metadata.metadata = &call->authorization;
     ops[1].op = GRPC_OP_SEND_MESSAGE;
-    ops[1].data.send_message.send_message = call->request;
+    ops[1].data.send_message.send_message = request;
     ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
     ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
     ops[3].data.recv_initial_metadata.recv_initial_metadata = &initial;
@@ -99,6 +102,7 @@ static bool call_once(struct bench_call *call)
                                       NULL);
     const bool ok = code == GRPC_STATUS_OK && answer != NULL;
     if (answer) grpc_byte_buffer_destroy(answer);
+    grpc_byte_buffer_destroy(request);
     grpc_slice_unref(text);
     grpc_metadata_array_destroy(&initial);
     grpc_metadata_array_destroy(&trailing);

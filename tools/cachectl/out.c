@@ -26,7 +26,8 @@ int out_json_take(struct json_t *object)
     }
     json_t *document = json_pack("{s:i}", "schema", 1);
     const bool ok = document && json_object_update(document, object) == 0 &&
-                    json_dumpf(document, stdout, JSON_INDENT(2)) == 0 && putchar('\n') == '\n';
+                    json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(12)) == 0 &&
+                    putchar('\n') == '\n';
     json_decref(document);
     json_decref(object);
     if (ok) return CLIENT_EXIT_OK;

@@ -1,0 +1,254 @@
+"""cachectl against the real daemon: every command, its help, its exit codes.
+
+Goal: each command's --help has an example that runs and exits 0; --json is JSON on stdout with a
+schema number; stdout is data only; the documented exit codes are what happens; the demo's lines are
+all what they say, across a kill -9; a replay on a daemon of its own loses no token.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+
+import daemon as d
+
+CACHECTL = os.environ.get("CACHECTL") or os.path.join(d.BUILD, "tools", "cachectl")
+EXCERPT = os.path.join(d.SOURCE, "tests", "data", "agentic_excerpt.jsonl")
+COMMANDS = ["status", "doctor", "session list", "session show", "stats", "explain", "demo", "bench",
+            "trace convert", "trace stats", "trace replay"]
+
+
+def token_file(directory, user):
+    path = os.path.join(directory, user + ".token")
+    with open(path, "w", encoding="ascii") as f:
+        os.chmod(path, 0o600)
+        f.write(d.TOKENS[user][2])
+    return path
+
+
+class Tool:
+    """cachectl with the variables it reads, and no others of the caller's."""
+
+    def __init__(self, endpoint, token):
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("CACHED_")}
+        self.env["CACHED_ENDPOINT"] = endpoint
+        if token:
+            self.env["CACHED_TOKEN_FILE"] = token
+
+    def run(self, *args, timeout=120):
+        return subprocess.run([CACHECTL, *args], capture_output=True, text=True, timeout=timeout,
+                              env=self.env, cwd=d.SOURCE, check=False)
+
+    def code(self, want, *args):
+        got = self.run(*args)
+        d.equal(got.returncode, want, f"exit code of {args}: {got.stderr.strip()}")
+        return got
+
+    def json(self, *args, code=0):
+        got = self.code(code, *args)
+        try:
+            document = json.loads(got.stdout)
+        except ValueError:
+            d.check(False, f"{args}: no JSON on stdout: {got.stdout[:200]!r}")
+            return {}
+        d.equal(document.get("schema"), 1, f"{args}: schema")
+        return document
+
+
+def start(flags=None, directory=None):
+    return d.Daemon({"clock.mode": "virtual", **(flags or {})}, directory=directory).start()
+
+
+def fill(server, name, tokens):
+    client = server.client("alice", target="unix:" + server.socket)
+    client.session.OpenSession(d.pb.OpenSessionRequest(session_id=name))
+    client.session.Prefill(d.pb.PrefillRequest(session_id=name, tokens=d.pack(tokens)))
+    for _ in client.session.Decode(d.pb.DecodeRequest(session_id=name, max_tokens=8,
+                                                      ignore_eos=True)):
+        pass
+    return client
+
+
+def test_help(user):
+    """Every command says what it is for, with an example; the examples that need nothing run."""
+    top = user.code(0, "--help").stdout
+    for name in COMMANDS:
+        d.check(name in top, f"--help lists {name}")
+        text = user.code(0, *name.split(), "--help").stdout
+        d.check("Example:" in text and "Exit codes" in text, f"{name} --help is complete")
+        example = text.split("Example:")[1].strip().splitlines()[0].strip()
+        d.check(example.startswith("cachectl " + name), f"example of {name}: {example}")
+    d.check(user.code(0, "--version").stdout.startswith("cachectl "), "--version")
+    d.check("session show" in user.code(0, "session", "--help").stdout, "session --help")
+
+
+def test_examples(user, ops):
+    """The examples of the commands that read, as they stand in the help."""
+    for name in ("status", "doctor", "session list", "session show", "stats", "explain"):
+        tool = user if name.startswith("session") else ops
+        text = tool.code(0, *name.split(), "--help").stdout
+        words = shlex.split(text.split("Example:")[1].strip().splitlines()[0])
+        d.equal(words[0], "cachectl", f"example of {name}")
+        got = tool.code(0, *words[1:])
+        d.check(got.stdout.strip() != "", f"the example of {name} prints something")
+
+
+def test_status(ops):
+    screen = ops.code(0, "status").stdout
+    for word in ("cached ", "health", "SYNTHETIC", "VIRTUAL", "hbm", "pool", "ssd", "sessions",
+                 "at start", "EXACT", "RSS", "budget"):
+        d.check(word in screen, f"status shows {word}")
+    d.check("\x1b" not in screen, "no colours into a pipe")
+    d.check(all(len(line) <= 100 for line in screen.splitlines()), "status fits a screen")
+    d.check(len(screen.splitlines()) <= 24, "status is one screen")
+    began = time.monotonic()
+    ops.code(0, "status")
+    d.check(time.monotonic() - began < 2.0, "status answers at once")
+    state = ops.json("status", "--json")
+    d.equal(state["daemon"]["backend"], "SYNTHETIC", "backend")
+    d.equal(state["daemon"]["health"], "serving", "health")
+    d.equal([tier["name"] for tier in state["tiers"]], ["hbm", "pool", "ssd"], "tiers")
+    d.equal(state["sessions"]["known"], 1, "sessions known")
+    d.check(state["memory"]["rss_bytes"] > 0, "RSS")
+    d.equal(state["resumes"]["miss"], 1, "the one prefill was a miss")
+
+
+def test_sessions(user):
+    shown = user.json("session", "show", "chat-1", "--json")
+    kinds = [c["kind"] for c in shown["checkpoints"]]
+    d.equal(sorted(kinds), ["DECODE_END", "PREFILL_END"], "checkpoints of chat-1")
+    d.equal(shown["session"]["session_id"], "chat-1", "its name")
+    text = user.code(0, "session", "show", "chat-1").stdout
+    d.check("POSITION\tKIND\tID" in text and "<- head" in text, "table and tree")
+    listed = user.json("session", "list", "--json")["sessions"]
+    d.equal([s["session_id"] for s in listed], ["chat-1"], "session list")
+    d.check("chat-1\tmain\t" in user.code(0, "session", "list").stdout, "tabs into a pipe")
+    user.code(3, "session", "show", "no-such-session")
+    user.code(1, "session", "show", "not/a/name")
+
+
+def test_stats_and_explain(ops):
+    stats = ops.json("stats", "--json")
+    d.check(len(stats["counters"]) > 5, "counters")
+    d.check(all(c["name"].startswith("cached_") and c["help"] for c in stats["counters"]),
+            "every counter has a name of ours and a meaning")
+    reasons = ops.json("explain", "--json")["reasons"]
+    d.check(len(reasons) > 40 and all(r["cause"] and r["remedy"] for r in reasons), "reasons")
+    for reason in ("EXPIRED", "session_busy"):
+        d.check("remedy" in ops.code(0, "explain", reason).stdout, f"explain {reason}")
+    got = ops.code(3, "explain", "EXPIERD")
+    d.check("EXPIRED" in got.stderr and got.stdout == "", "the nearest name, on stderr")
+
+
+def test_doctor(ops, server):
+    checks = ops.json("doctor", "--json")["checks"]
+    states = {c["name"]: c["state"] for c in checks}
+    for name in ("daemon", "io_uring", "O_DIRECT", "memlock", "space", "clock", "token"):
+        d.check(name in states, f"doctor looks at {name}")
+    d.check(all(c["fix"] for c in checks if c["state"] != "ok"), "whatever is wrong has a fix")
+    d.check("fail" not in states.values(), f"nothing fails here: {states}")
+    got = ops.code(1, "doctor", "--model-dir", os.path.join(server.directory, "none"))
+    d.check("model" in got.stdout and "fail" in got.stdout, "a model that is not there fails")
+
+
+def test_exit_codes(user, ops, server, directory):
+    d.equal(user.run().returncode, 2, "no command")
+    for args in (["sttus"], ["status", "--jsn"], ["session"], ["session", "show"],
+                 ["status", "extra"], ["--timeout", "0", "status"], ["--endpoint", "x", "status"],
+                 ["trace", "replay", EXCERPT, "--spawn", "gpu"], ["demo", EXCERPT]):
+        got = user.code(2, *args)
+        d.check(got.stdout == "" and got.stderr != "", f"{args}: talk goes to stderr")
+    d.check("did you mean status" in user.run("sttus").stderr, "the nearest command")
+    d.check("did you mean --json" in user.run("status", "--jsn").stderr, "the nearest flag")
+
+    user.code(4, "stats")  # A harness may not read the statistics.
+    bad = os.path.join(directory, "bad.token")
+    with open(bad, "w", encoding="ascii") as f:
+        f.write("a-token-that-nobody-has-0123456789")
+    got = user.code(4, "--token-file", bad, "status")
+    d.check("TOKEN_UNKNOWN" in got.stderr, "the reason is named")
+    user.code(4, "--token-file", os.path.join(directory, "none"), "status")
+    none = Tool("unix:" + server.socket, None)
+    d.check("TOKEN_MISSING" in none.code(4, "status").stderr, "no token at all")
+
+    began = time.monotonic()
+    for endpoint in ("unix:" + os.path.join(directory, "none"), "127.0.0.1:1"):
+        got = ops.code(5, "--endpoint", endpoint, "status")
+        d.check(endpoint in got.stderr, "the sentence names the endpoint")
+    d.check(time.monotonic() - began < 10, "an endpoint that is not there is told soon")
+    d.equal(ops.run("doctor", "--endpoint", "unix:/nowhere").returncode, 1,
+            "doctor goes on without a daemon and fails")
+
+
+def test_demo(directory):
+    """The whole demo, kill -9 and restart included, on a daemon of its own."""
+    home = d.scratch()
+    pid_file = os.path.join(home, "pid")
+    server = start({"server.pid_file": pid_file, "hbm.bytes": "64MiB", "ssd.bytes": "256MiB"},
+                   directory=home)
+    user = Tool("unix:" + server.socket, token_file(home, "alice"))
+    # A killed child stays a zombie of this process; cachectl knows.
+    restart = shlex.join(server.command()) + " >>" + shlex.quote(server.log_file) + " 2>&1"
+    got = user.run("demo", EXCERPT, "--other-token-file", token_file(home, "bob"),
+                   "--ops-token-file", token_file(home, "ops"), "--pid-file", pid_file,
+                   "--restart", "exec " + restart)
+    d.equal(got.returncode, 0, "demo: " + got.stdout + got.stderr)
+    for word in ("MISS NEVER_STORED", "EXACT", "REPLAY EXPIRED", "kill -9", "Rollback",
+                 "created=true", "health"):
+        d.check(word in got.stdout, f"the demo shows {word}")
+    d.check("WRONG" not in got.stdout, "every line is what it says")
+    with open(pid_file, encoding="ascii") as f:
+        os.kill(int(f.read()), signal.SIGTERM)
+    server.kill()
+
+
+def test_replay(directory):
+    """On its own daemon, which is gone afterwards; synthetic, so every byte is checked."""
+    tool = Tool("unix:" + os.path.join(directory, "none"), None)
+    got = tool.json("trace", "replay", EXCERPT, "--spawn", "synthetic", "--daemon", d.BINARY,
+                    "--interleave", "4", "--json", "--quiet")
+    d.equal(got.get("wrong_bytes"), 0, "wrong bytes")
+    d.equal(got["all"]["turns"], 830, "turns of the excerpt")
+    d.equal(got["all"]["short_turns"], 0, "turns that fell short")
+    d.check(got["all"]["hit_tokens"] > 0.9 * got["all"]["prompt_tokens"], "most tokens are hits")
+    text = tool.code(0, "trace", "replay", EXCERPT, "--spawn", "synthetic", "--daemon", d.BINARY,
+                     "--sessions", "2", "--clock").stdout
+    d.check("0 wrong bytes" in text, "the sentence the release looks for")
+    left = [name for name in os.listdir("/tmp") if name.startswith("cachectl.")]
+    d.equal(left, [], "directories left behind")
+
+
+def test_bench():
+    tool = Tool("unix:/nowhere", None)
+    got = tool.json("bench", "rpc", "--quick", "--quiet", "--json", "--daemon", d.BINARY)
+    d.check(got["lookup"]["p50_us"] > 0 and got["echo"]["p50_us"] > 0, "both were measured")
+    d.check(got["ratio_min"] <= got["ratio"] <= got["ratio_max"], "the median is between")
+    tool.code(3, "bench", "nothing")
+
+
+def main():
+    if not os.access(d.BINARY, os.X_OK):
+        d.skip("the daemon is not built")
+    directory = d.scratch()
+    server = start()
+    user = Tool("unix:" + server.socket, token_file(server.directory, "alice"))
+    ops = Tool("unix:" + server.socket, token_file(server.directory, "ops"))
+    fill(server, "chat-1", list(range(3, 203)))
+
+    test_help(user)
+    test_examples(user, ops)
+    test_status(ops)
+    test_sessions(user)
+    test_stats_and_explain(ops)
+    test_doctor(ops, server)
+    test_exit_codes(user, ops, server, directory)
+    server.kill()
+    test_replay(directory)
+    test_bench()
+    test_demo(directory)
+    d.finish()
+
+
+main()
