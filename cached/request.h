@@ -169,6 +169,7 @@ struct request_tier {
 };
 /* Filled by the shard; rpc adds version, commit, pid, RSS and its own counters. */
 struct request_stats {
+    struct kv_arena *arena; /* Of the request. */
     uint64_t uptime_ms;
     const char *model_name, *engine_backend, *io_backend, *clock_mode, *health;
     struct kv_digest model;

@@ -15,6 +15,7 @@ struct shard;
 struct worker;
 struct kv_store;
 struct kv_manifest;
+struct eng_model;
 
 struct shard_options {
     struct kv_clock *clock;
@@ -25,6 +26,8 @@ struct shard_options {
     struct kv_mailbox *mailbox;
     const char *model_name, *engine_backend;
     uint64_t rss_budget_bytes;
+    uint32_t eos;                  /* Token that ends an answer. */
+    const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 
 kv_status shard_create(const struct shard_options *options, struct shard **ret_shard,
@@ -45,5 +48,6 @@ void shard_poke(struct shard *shard);
  * commit nothing new, return from shard_run when all are answered. */
 void shard_stop(struct shard *shard);
 
-/* Any thread: NULL while serving, else one sentence (read-only tier, ...). For the health service. */
+/* Any thread: NULL while serving, else one sentence (read-only tier, ...). For the health service.
+ */
 const char *shard_health(struct shard *shard);

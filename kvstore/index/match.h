@@ -14,19 +14,19 @@
 #define KV_MATCH_PROBES_MAX 8u
 
 struct kv_match_probe {
-    struct kv_node *node;    /* Whose edge the prompt leaves. */
-    uint32_t page;           /* Page object to look into. */
-    uint32_t lower;          /* The prompt shares at least this much with it, */
-    uint32_t upper;          /* and at most this much. */
+    struct kv_node *node; /* Whose edge the prompt leaves. */
+    uint32_t page;        /* Page object to look into. */
+    uint32_t lower;       /* The prompt shares at least this much with it, */
+    uint32_t upper;       /* and at most this much. */
     bool resolved;
-    uint32_t share;          /* Result: tokens shared. */
+    uint32_t share; /* Result: tokens shared. */
 };
 
 struct kv_match {
     const uint32_t *ids;
-    uint32_t count;               /* N */
+    uint32_t count;                /* N */
     const struct kv_digest *chain; /* N / 128 + 1 values: D_0 .. D_floor(N/128) */
-    struct kv_node *node;         /* Deepest node matched whole; NULL: none. */
+    struct kv_node *node;          /* Deepest node matched whole; NULL: none. */
     uint32_t probe_count;
     struct kv_match_probe probes[KV_MATCH_PROBES_MAX];
     bool expired_seen; /* Something was passed over because its time is up. */
@@ -51,8 +51,8 @@ void kv_match_resolve(struct kv_match *match, struct kv_match_probe *probe,
 uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source,
                        uint32_t *ret_diverged);
 
-/* Best node with a window for this prompt: the largest kv_image_cut, at most count - 1.  now_ns: pool
- * clock.  Returns E (0: none); on a tie the node with fewer replays below E. */
+/* Best node with a window for this prompt: the largest kv_image_cut, at most count - 1.  now_ns:
+ * pool clock.  Returns E (0: none); on a tie the node with fewer replays below E. */
 uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *layout,
                          struct kv_pool *pool, uint64_t now_ns, struct kv_node **ret_node);
 

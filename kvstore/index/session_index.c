@@ -51,8 +51,7 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     struct kv_index *index = calloc(1, sizeof(*index));
     if (index == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the index");
     index->model = options->model;
-    index->nodes_max =
-        (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
+    index->nodes_max = (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
     index->pages_max =
         (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_page), UINT32_MAX - 1);
     index->page_free = KV_PAGE_INDEX_NONE;
@@ -300,9 +299,11 @@ uint32_t kv_index_page_add(struct kv_index *index, struct kv_session *session)
         if (index->pages_touched == index->pages_max) return KV_PAGE_INDEX_NONE;
         page = index->pages_touched++;
     }
-    index->pages[page] = (struct kv_page){
-        .session = session,
-        .refs = 1, .ssd_page = KV_SSD_PAGE_NONE, .hbm_slot = KV_HBM_SLOT_NONE, .used = true};
+    index->pages[page] = (struct kv_page){.session = session,
+                                          .refs = 1,
+                                          .ssd_page = KV_SSD_PAGE_NONE,
+                                          .hbm_slot = KV_HBM_SLOT_NONE,
+                                          .used = true};
     index->page_count++;
     return page;
 }

@@ -29,15 +29,15 @@ struct kv_session;
 
 struct kv_page {
     struct kv_session *session; /* Whose tree it is of. */
-    uint64_t uid;        /* Names the page in the manifest; never changes. */
-    uint64_t generation; /* Of its last write. */
-    uint64_t tag;        /* First 8 B of the chain digest at its start. */
-    uint32_t position;   /* Multiple of 128. */
-    uint32_t count;      /* Tokens it holds. */
-    uint32_t refs;       /* Edges and live tables that list it; free at 0. */
-    uint32_t ssd_page;   /* KV_SSD_PAGE_NONE: not written yet. */
-    uint32_t hbm_slot;   /* KV_HBM_SLOT_NONE: not in memory. */
-    bool durable;        /* ssd_page holds it and the manifest says so. */
+    uint64_t uid;               /* Names the page in the manifest; never changes. */
+    uint64_t generation;        /* Of its last write. */
+    uint64_t tag;               /* First 8 B of the chain digest at its start. */
+    uint32_t position;          /* Multiple of 128. */
+    uint32_t count;             /* Tokens it holds. */
+    uint32_t refs;              /* Edges and live tables that list it; free at 0. */
+    uint32_t ssd_page;          /* KV_SSD_PAGE_NONE: not written yet. */
+    uint32_t hbm_slot;          /* KV_HBM_SLOT_NONE: not in memory. */
+    bool durable;               /* ssd_page holds it and the manifest says so. */
     bool used;
 };
 
@@ -87,11 +87,12 @@ struct kv_session {
     uint32_t node_count;
     enum kv_reason last_loss; /* Why the last thing was removed; NONE. */
     /* For the shard. */
-    void *live;             /* struct live, or NULL. */
-    void *busy;             /* The request that has the session. */
-    uint32_t commits;       /* In flight. */
-    uint64_t touched_seq;   /* For unloading the least recently used. */
-    void *waiters;          /* Requests parked for the load. */
+    void *live;           /* struct live, or NULL. */
+    void *busy;           /* The request that has the session. */
+    uint32_t commits;     /* In flight. */
+    uint32_t flows;       /* Requests under way on it: it is not unloaded. */
+    uint64_t touched_seq; /* For unloading the least recently used. */
+    void *waiters;        /* Requests parked for the load. */
     uint32_t waiter_count;
 };
 

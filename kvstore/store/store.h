@@ -1,8 +1,8 @@
 #pragma once
 
 /*
- * The store: index, tiers and manifest behind one object.  Owned by: shard (opened and closed by the
- * main thread while the shard does not run).
+ * The store: index, tiers and manifest behind one object.  Owned by: shard (opened and closed by
+ * the main thread while the shard does not run).
  *
  * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> acknowledged.
  * Order of a removal: record deleted, synced -> space reused.  Whatever has no record after a
@@ -146,9 +146,9 @@ void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
 /* Pages on their way to SSD.  Allocated by the store, freed after done ran. */
 struct kv_write_item {
-    uint32_t page;     /* Object; its ssd_page and generation were set by kv_write_add. */
-    uint32_t slot;     /* Sealed bytes; pinned by the store until done. */
-    uint32_t old_ssd;  /* To free when the record is durable; KV_SSD_PAGE_NONE. */
+    uint32_t page;    /* Object; its ssd_page and generation were set by kv_write_add. */
+    uint32_t slot;    /* Sealed bytes; pinned by the store until done. */
+    uint32_t old_ssd; /* To free when the record is durable; KV_SSD_PAGE_NONE. */
     uint64_t old_generation;
     uint32_t old_count;
     struct kv_ssd_op op;

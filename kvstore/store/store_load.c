@@ -75,10 +75,9 @@ static kv_status load_decode(struct load *load)
         if (put.key_bytes < 18) continue;
         const bool is_node = put.key[17] == 'N';
         const kv_status status =
-            is_node ? kv_record_node_decode(put.value, put.value_bytes,
-                                            &load->nodes[load->node_count])
-                    : kv_record_page_decode(put.value, put.value_bytes,
-                                            &load->pages[load->page_count]);
+            is_node
+                ? kv_record_node_decode(put.value, put.value_bytes, &load->nodes[load->node_count])
+                : kv_record_page_decode(put.value, put.value_bytes, &load->pages[load->page_count]);
         if (status != KV_OK) {
             load->store->counters.corrupt_pages++;
             kv_log(load->store->options.log, KV_LOG_ERROR, "record_damaged", "kind=%s",
@@ -180,8 +179,7 @@ static void load_link(struct load *load)
         store->counters.nodes_dropped++;
         session->last_loss = KV_REASON_CORRUPT;
         struct kv_batch *dead = kv_store_dead_batch(store);
-        if (dead != NULL)
-            (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
+        if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
         kv_log(store->options.log, KV_LOG_WARN, "checkpoint_dropped",
                "position=%u why=incomplete_record", load->nodes[i].tokens);
     }
@@ -190,8 +188,7 @@ static void load_link(struct load *load)
         if (load->page_objects[i] != KV_PAGE_INDEX_NONE)
             kv_index_page_unref(store->index, load->page_objects[i]);
     }
-    session->head =
-        session->has_head ? kv_index_node_find(session, &session->head_id) : NULL;
+    session->head = session->has_head ? kv_index_node_find(session, &session->head_id) : NULL;
 }
 
 static void load_scanned(struct kv_msg *msg)
@@ -273,7 +270,7 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
     while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
         if (session->load != KV_LOAD_DONE || session->node_count == 0) continue;
         if (session->live != NULL || session->busy != NULL || session->commits > 0) continue;
-        if (session->waiter_count > 0) continue;
+        if (session->flows > 0) continue;
         if (victim == NULL || session->touched_seq < victim->touched_seq) victim = session;
     }
     return victim;
@@ -346,8 +343,8 @@ static kv_status count_bad_nodes(void *context, const struct kv_manifest_put *pu
 kv_status kv_store_count_dropped(struct kv_store *store, struct kv_error *err)
 {
     struct drop_count drop = {.store = store};
-    kv_status status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1,
-                                            count_bad_pages, &drop, err);
+    kv_status status =
+        kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1, count_bad_pages, &drop, err);
     if (status == KV_OK) {
         qsort(drop.bad, drop.count, sizeof(*drop.bad), compare_uids);
         status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1, count_bad_nodes,

@@ -172,9 +172,8 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     const uint64_t begun = kv_clock_stopwatch_ns();
 
     for (size_t i = 0; i < KV_ARRAY_COUNT(passes); i++) {
-        const kv_status status =
-            kv_manifest_scan_now(store->manifest, (const uint8_t *)passes[i].prefix, 1,
-                                 passes[i].visit, &visit, err);
+        const kv_status status = kv_manifest_scan_now(
+            store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
     if (store->counters.missing_pages > 0) {

@@ -129,8 +129,7 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
 }
 
 kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
-                              const struct kv_digest *chain, const uint32_t *ids,
-                              uint32_t id_count)
+                              const struct kv_digest *chain, const uint32_t *ids, uint32_t id_count)
 {
     struct kv_page *object = kv_index_page(store->index, page);
     const uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
@@ -151,8 +150,8 @@ kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t sl
     }
     for (uint32_t i = 0; status == KV_OK && i < id_count; i++) {
         if (kv_page_id(bytes, i) != ids[i])
-            status = KV_FAIL(&err, KV_CORRUPT, "token ids differ at position %u",
-                             object->position + i);
+            status =
+                KV_FAIL(&err, KV_CORRUPT, "token ids differ at position %u", object->position + i);
     }
     if (status != KV_OK) {
         store->counters.corrupt_pages++;

@@ -1,0 +1,415 @@
+/*
+ * From a live session's pages to durable checkpoints.
+ *
+ * A commit makes the nodes of all its points at once, so the user can resume from them right away,
+ * writes each page they need once, and then waits: pages flushed, then records synced, then the
+ * checkpoints are durable and whoever waits is told.  When the save fails the nodes go again, the
+ * head falls back to the last durable checkpoint, and the live session keeps its rows in memory.
+ *
+ * A session has one commit in flight at a time (flows wait for it), so a page is never on its way
+ * twice.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/page.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct kv_checkpoint_id checkpoint_id(const struct kv_digest *digest,
+                                             const uint32_t *replays, uint32_t count)
+{
+    uint8_t bytes[32 + 4 * KV_REPLAYS_MAX];
+    struct kv_digest hash;
+    struct kv_checkpoint_id id;
+    memcpy(bytes, digest->bytes, 32);
+    for (uint32_t i = 0; i < count; i++)
+        kv_store32(bytes + 32 + 4 * i, replays[i]);
+    kv_sha256(bytes, 32 + 4 * (size_t)count, &hash);
+    memcpy(id.bytes, hash.bytes, sizeof(id.bytes));
+    return id;
+}
+
+/* What a commit knows of the pages it touches, by position in the live table. */
+struct touched {
+    uint32_t *objects; /* KV_PAGE_INDEX_NONE: not touched. */
+    uint32_t first, count;
+};
+
+static struct kv_page *new_page(struct shard *shard, struct live *live, uint32_t k,
+                                uint32_t *ret_index)
+{
+    struct kv_store *store = shard->store;
+    if (!kv_store_make_room(store, 0, 1)) return NULL;
+    *ret_index = kv_index_page_add(store->index, live->session);
+    if (*ret_index == KV_PAGE_INDEX_NONE) return NULL;
+    struct kv_page *page = kv_index_page(store->index, *ret_index);
+    page->uid = kv_store_next_generation(store);
+    page->position = k * KV_PAGE_TOKENS;
+    page->tag = kv_load64(live->chain[k].bytes);
+    return page;
+}
+
+/* The object for page k of an edge that ends at `tokens`: the table's own if it is shared already,
+ * the one this commit made, the parent's last page if nobody has filled it further, else a new one.
+ * The caller holds a reference on what is returned (from touched or from the table). */
+static uint32_t edge_page(struct shard *shard, struct live *live, struct touched *touched,
+                          const struct kv_node *parent, uint32_t k)
+{
+    struct kv_index *index = shard->store->index;
+    if (live->pages[k].page != KV_PAGE_INDEX_NONE) return live->pages[k].page;
+    uint32_t *object = &touched->objects[k - touched->first];
+    if (*object != KV_PAGE_INDEX_NONE) return *object;
+
+    const uint32_t start = k * KV_PAGE_TOKENS;
+    if (parent != NULL && parent->tokens > start && parent->page_count > 0) {
+        const uint32_t last = parent->pages[parent->page_count - 1];
+        if (kv_index_page(index, last)->count == parent->tokens - start) {
+            kv_index_page_ref(index, last);
+            *object = last;
+            return last;
+        }
+    }
+    if (new_page(shard, live, k, object) == NULL) *object = KV_PAGE_INDEX_NONE;
+    return *object;
+}
+
+static struct kv_node *make_node(struct shard *shard, struct live *live, struct touched *touched,
+                                 const struct commit_point *point, struct kv_node *parent,
+                                 const struct kv_checkpoint_id *id, const struct kv_digest *digest,
+                                 uint32_t replay_count)
+{
+    struct kv_store *store = shard->store;
+    const uint32_t first = (parent == NULL ? 0 : parent->tokens) / KV_PAGE_TOKENS;
+    const uint32_t count = kv_pages_for(point->tokens) - first;
+    uint32_t *pages = malloc(sizeof(*pages) * count);
+    struct kv_node *node = NULL;
+    if (pages == NULL || !kv_store_make_room(store, 1, 0)) goto out;
+    for (uint32_t i = 0; i < count; i++) {
+        pages[i] = edge_page(shard, live, touched, parent, first + i);
+        if (pages[i] == KV_PAGE_INDEX_NONE) goto out;
+    }
+    node = kv_index_node_add(store->index, live->session, parent, point->tokens, pages, count);
+    if (node == NULL) goto out;
+    node->id = *id;
+    node->digest = *digest;
+    node->kind = point->kind;
+    node->created_ms = kv_store_now_ms(store);
+    node->replay_count = (uint8_t)replay_count;
+    memcpy(node->replays, live->replays, sizeof(*node->replays) * replay_count);
+    node->image.lost = KV_REASON_CAPACITY; /* Until an image is attached. */
+    kv_index_renew(node, node->created_ms);
+out:
+    free(pages);
+    return node;
+}
+
+static void attach_image(struct shard *shard, struct commit_point *point, struct kv_node *node)
+{
+    struct kv_store *store = shard->store;
+    if (point->pool_slot == KV_POOL_SLOT_NONE) return;
+    const uint64_t generation = kv_pool_next_generation(store->pool);
+    const struct kv_image_header header = {
+        .state = point->state,
+        .generation = generation,
+        .user = node->session->user->id,
+        .model = store->options.model,
+        .digest = node->digest,
+    };
+    kv_image_seal(shard->layout, kv_pool_bytes(store->pool, point->pool_slot), &header);
+    kv_pool_commit(store->pool, point->pool_slot, generation, &node->image, kv_store_now_ns(store));
+    node->image_state = point->state;
+    point->pool_slot = KV_POOL_SLOT_NONE;
+}
+
+/* A new turn's prompt supersedes the windows of earlier turns of its branch: first victims from now
+ * on.  The newest turn's own two windows and anchors stay in line. */
+static void demote_superseded(struct shard *shard, const struct kv_node *node)
+{
+    if (node->kind != KIND_PREFILL_END) return;
+    uint32_t turns = 0;
+    uint32_t steps = 0;
+    for (struct kv_node *up = node->parent; up != NULL && steps < 8; up = up->parent, steps++) {
+        if (up->kind == KIND_PREFILL_END) turns++;
+        if (up->kind == KIND_ANCHOR || turns == 0) continue;
+        kv_pool_demote(shard->store->pool, &up->image);
+    }
+}
+
+/* One point: the node that stands there already, or a new one. */
+static bool place_point(struct shard *shard, struct live *live, struct commit *commit,
+                        struct touched *touched, struct commit_point *point)
+{
+    const uint32_t k = point->tokens / KV_PAGE_TOKENS;
+    const struct kv_digest digest =
+        kv_digest_at(&live->chain[k], point->tokens, live->ids + (size_t)k * KV_PAGE_TOKENS);
+    uint32_t replay_count = 0;
+    while (replay_count < live->replay_count && live->replays[replay_count] < point->tokens)
+        replay_count++;
+    const struct kv_checkpoint_id id = checkpoint_id(&digest, live->replays, replay_count);
+
+    struct kv_node *node = kv_index_node_find(live->session, &id);
+    point->existed = node != NULL;
+    if (node == NULL) {
+        struct kv_node *parent = live->node;
+        while (parent != NULL && parent->tokens >= point->tokens)
+            parent = parent->parent;
+        node = make_node(shard, live, touched, point, parent, &id, &digest, replay_count);
+        if (node == NULL) return false;
+        commit->nodes[commit->node_count++] = node;
+    } else {
+        node->kind = point->kind == KIND_MANUAL ? node->kind : point->kind;
+        kv_index_renew(node, kv_store_now_ms(shard->store));
+    }
+    point->node = node;
+    attach_image(shard, point, node);
+    demote_superseded(shard, node);
+    if (live->node == NULL || node->tokens > live->node->tokens) live->node = node;
+    return true;
+}
+
+/* Full pages from where they lie; the page still being filled from a copy. */
+static bool plan_writes(struct shard *shard, struct live *live, struct commit *commit,
+                        struct touched *touched)
+{
+    struct kv_store *store = shard->store;
+    const uint32_t end = commit->nodes[commit->node_count - 1]->tokens;
+    for (uint32_t i = 0; i < touched->count; i++) {
+        if (touched->objects[i] == KV_PAGE_INDEX_NONE) continue;
+        const uint32_t k = touched->first + i;
+        const uint32_t count = KV_MIN(KV_PAGE_TOKENS, end - k * KV_PAGE_TOKENS);
+        struct live_page *entry = &live->pages[k];
+        if (count == KV_PAGE_TOKENS) {
+            kv_write_add(commit->write, touched->objects[i], entry->slot, count, &live->chain[k]);
+            kv_index_page_ref(store->index, touched->objects[i]);
+            entry->page = touched->objects[i];
+            continue;
+        }
+        uint32_t slot;
+        if (!live_make_room(shard, live, 1) || kv_hbm_alloc(store->hbm, &slot) != KV_OK)
+            return false;
+        memcpy(kv_hbm_bytes(store->hbm, slot), live->page_bytes[k], shard->layout->page_bytes);
+        kv_page_clear_after(shard->layout, kv_hbm_bytes(store->hbm, slot), count);
+        kv_write_add(commit->write, touched->objects[i], slot, count, &live->chain[k]);
+        kv_hbm_unpin(store->hbm, slot); /* The write holds its own pin. */
+    }
+    return true;
+}
+
+static void remember_head(struct kv_session *session, struct kv_node *node, uint64_t now_ms)
+{
+    session->head = node;
+    session->has_head = node != NULL;
+    if (node != NULL) session->head_id = node->id;
+    session->used_ms = now_ms;
+}
+
+/* Undoes what this commit made: nodes from the deepest up, page objects back to their old place. */
+static void commit_revert(struct commit *commit)
+{
+    struct shard *shard = commit->shard;
+    struct kv_store *store = shard->store;
+    struct live *live = commit->live;
+    struct kv_session *session = commit->session;
+
+    if (live != NULL) {
+        for (uint32_t k = 0; k < live->page_count; k++) {
+            struct live_page *entry = &live->pages[k];
+            if (entry->page == KV_PAGE_INDEX_NONE) continue;
+            if (kv_index_page(store->index, entry->page)->durable) continue;
+            kv_index_page_unref(store->index, entry->page);
+            entry->page = KV_PAGE_INDEX_NONE;
+        }
+    }
+    if (commit->write != NULL) kv_write_undo(commit->write);
+    for (uint32_t i = commit->node_count; i-- > 0;) {
+        struct kv_node *node = commit->nodes[i];
+        assert(node->child == NULL);
+        if (live != NULL && live->node == node) live->node = node->parent;
+        if (session->head == node) remember_head(session, node->parent, session->used_ms);
+        kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
+        kv_index_node_remove(store->index, node);
+    }
+    session->last_loss = KV_REASON_CAPACITY;
+    store->counters.saves_failed++;
+}
+
+static void commit_end(struct commit *commit, bool saved)
+{
+    struct shard *shard = commit->shard;
+    struct flow *waiter = commit->waiter;
+    struct commit **link = &shard->commits;
+    while (*link != NULL && *link != commit)
+        link = &(*link)->next;
+    if (*link == commit) *link = commit->next;
+    struct kv_session *session = commit->session;
+    assert(session->commits > 0);
+    session->commits--;
+    kv_histogram_add(&shard->latencies[LATENCY_COMMIT], kv_clock_stopwatch_ns() - commit->begun_ns);
+    if (saved) {
+        shard->store->counters.saves += commit->node_count;
+    } else if (waiter != NULL) {
+        waiter->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+        for (uint32_t i = 0; i < waiter->point_count; i++) {
+            for (uint32_t j = 0; j < commit->node_count; j++) {
+                if (waiter->points[i].node == commit->nodes[j]) waiter->points[i].node = NULL;
+            }
+        }
+    }
+    kv_write_destroy(commit->write);
+    kv_batch_discard(commit->batch);
+    free(commit);
+    if (waiter != NULL) {
+        waiter->commit = NULL;
+        waiter->wake(waiter);
+    }
+    shard_commit_ended(shard, session);
+}
+
+static void records_done(void *context, kv_status status)
+{
+    struct commit *commit = context;
+    struct kv_store *store = commit->shard->store;
+    if (status != KV_OK) {
+        commit_revert(commit);
+        commit_end(commit, false);
+        return;
+    }
+    for (uint32_t i = 0; commit->write != NULL && i < commit->write->count; i++)
+        kv_index_page(store->index, commit->write->items[i].page)->durable = true;
+    for (uint32_t i = 0; i < commit->node_count; i++)
+        commit->nodes[i]->durable = true;
+    commit_end(commit, true);
+}
+
+static kv_status fill_batch(struct commit *commit)
+{
+    struct kv_store *store = commit->shard->store;
+    kv_status status = kv_batch_session(commit->batch, commit->session);
+    for (uint32_t i = 0; status == KV_OK && commit->write != NULL && i < commit->write->count;
+         i++) {
+        const struct kv_write_item *item = &commit->write->items[i];
+        status = kv_batch_page(commit->batch, kv_index_page(store->index, item->page));
+        if (status == KV_OK && item->old_ssd != KV_SSD_PAGE_NONE)
+            status = kv_batch_free_ssd(commit->batch, item->old_ssd);
+    }
+    for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++)
+        status = kv_batch_node(commit->batch, commit->nodes[i]);
+    return status;
+}
+
+static kv_status post_records(struct commit *commit)
+{
+    const kv_status status = fill_batch(commit);
+    if (status != KV_OK) return status;
+    struct kv_batch *batch = commit->batch;
+    commit->batch = NULL; /* The store's from here on. */
+    kv_batch_post(batch, records_done, commit);
+    return KV_OK;
+}
+
+static void pages_done(struct kv_write *write, kv_status status)
+{
+    struct commit *commit = write->context;
+    if (status == KV_OK) status = post_records(commit);
+    if (status != KV_OK) {
+        kv_log(commit->shard->options.log, KV_LOG_ERROR, "save_failed", "status=%s",
+               kv_status_name(status));
+        commit_revert(commit);
+        commit_end(commit, false);
+    }
+}
+
+static enum kv_reason refused(struct commit *commit, kv_status status, const struct kv_error *err)
+{
+    struct shard *shard = commit->shard;
+    kv_log(shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
+           kv_status_name(status), err->text);
+    shard->counters.save_refused++;
+    commit_revert(commit);
+    kv_write_destroy(commit->write);
+    kv_batch_discard(commit->batch);
+    free(commit);
+    if (status == KV_BUSY) return KV_REASON_SSD_FULL;
+    if (status == KV_INVALID) return KV_REASON_SSD_READ_ONLY;
+    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
+static bool place_points(struct shard *shard, struct live *live, struct commit *commit,
+                         struct commit_point *points, uint32_t count, struct touched *touched)
+{
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < count; i++)
+        ok = place_point(shard, live, commit, touched, &points[i]);
+    if (ok && commit->node_count > 0) {
+        commit->write = kv_write_create(shard->store, touched->count);
+        ok = commit->write != NULL && plan_writes(shard, live, commit, touched);
+    }
+    /* Edges and writes hold their own references now. */
+    for (uint32_t i = 0; i < touched->count; i++) {
+        if (touched->objects[i] != KV_PAGE_INDEX_NONE)
+            kv_index_page_unref(shard->store->index, touched->objects[i]);
+    }
+    return ok;
+}
+
+struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
+                            uint32_t count, enum kv_reason *ret_reason)
+{
+    struct kv_store *store = shard->store;
+    struct kv_session *session = live->session;
+    struct kv_error err = {0};
+    *ret_reason = KV_REASON_NONE;
+    assert(count > 0 && session->commits == 0);
+
+    struct touched touched = {.first = 0, .count = live->page_count};
+    struct commit *commit = calloc(1, sizeof(*commit));
+    touched.objects = malloc(sizeof(uint32_t) * KV_MAX(touched.count, 1u));
+    struct kv_batch *batch = kv_batch_create(store);
+    if (commit == NULL || touched.objects == NULL || batch == NULL ||
+        live_chain(live, points[count - 1].tokens) != KV_OK) {
+        free(commit);
+        free(touched.objects);
+        kv_batch_discard(batch);
+        *ret_reason = KV_REASON_INDEX_FULL;
+        return NULL;
+    }
+    memset(touched.objects, 0xff, sizeof(uint32_t) * KV_MAX(touched.count, 1u));
+    *commit = (struct commit){.shard = shard,
+                              .session = session,
+                              .live = live,
+                              .batch = batch,
+                              .begun_ns = kv_clock_stopwatch_ns()};
+    const bool placed = place_points(shard, live, commit, points, count, &touched);
+    free(touched.objects);
+    if (!placed) {
+        *ret_reason = refused(commit, KV_NOMEM, &err);
+        *ret_reason = KV_REASON_INDEX_FULL;
+        goto forget;
+    }
+    remember_head(session, live->node, kv_store_now_ms(store));
+    commit->next = shard->commits;
+    shard->commits = commit;
+    session->commits++;
+    kv_status status;
+    if (commit->write == NULL || commit->write->count == 0) {
+        status = post_records(commit);
+    } else {
+        commit->write->done = pages_done;
+        commit->write->context = commit;
+        status = kv_write_start(commit->write, &err);
+    }
+    if (status == KV_OK) return commit;
+    shard->commits = commit->next;
+    session->commits--;
+    *ret_reason = refused(commit, status, &err);
+
+forget:
+    for (uint32_t i = 0; i < count; i++) {
+        if (!points[i].existed) points[i].node = NULL;
+    }
+    return NULL;
+}

@@ -1,0 +1,248 @@
+/*
+ * What every flow does: find and claim its session, wait for its tree, give everything back, reply.
+ *
+ * A flow lives in its request's arena.  It is in the shard's list from dispatch to flow_finish(),
+ * which is the one place that releases what it holds: pinned pages, pool slots, the session.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+
+bool flow_cancelled(struct flow *flow)
+{
+    struct request *req = flow->req;
+    if (atomic_load(&flow->shard->stopping) && !flow->failed) {
+        flow_fail(flow, KV_REASON_SHUTTING_DOWN, NULL, NULL, NULL);
+        return true;
+    }
+    if (req->deadline_ns != 0 && kv_clock_stopwatch_ns() > req->deadline_ns) {
+        flow_fail(flow, KV_REASON_DEADLINE, NULL, NULL, NULL);
+        return true;
+    }
+    if (atomic_load(&req->cancelled)) {
+        flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+        return true;
+    }
+    return false;
+}
+
+void flow_fail(struct flow *flow, enum kv_reason reason, const char *field, const char *limit,
+               const char *value)
+{
+    if (flow->failed) return; /* The first failure is the one that is told. */
+    flow->failed = true;
+    request_fail(flow->req, reason, field, limit, value, NULL);
+}
+
+void flow_fail_status(struct flow *flow, kv_status status)
+{
+    switch (status) {
+    case KV_BUSY:
+        flow_fail(flow, KV_REASON_INDEX_FULL, "index.ram", NULL, NULL);
+        break;
+    case KV_NOMEM:
+        flow_fail(flow, KV_REASON_HBM_FULL, "memory", NULL, NULL);
+        break;
+    case KV_SHUTDOWN:
+        flow_fail(flow, KV_REASON_SHUTTING_DOWN, NULL, NULL, NULL);
+        break;
+    default:
+        flow_fail(flow, KV_REASON_INTERNAL, "status", NULL, kv_status_name(status));
+        break;
+    }
+}
+
+bool flow_find_session(struct flow *flow)
+{
+    struct request *req = flow->req;
+    /* A session of another user has another id: it is not found, like one that never was. */
+    struct kv_session *session = kv_index_session_find(flow->shard->store->index, &req->in.session);
+    if (session == NULL) {
+        flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "session_id", NULL, req->in.session_name);
+        return false;
+    }
+    if (req->in.epoch != 0 && req->in.epoch != session->epoch) {
+        flow_fail(flow, KV_REASON_STALE_EPOCH, "epoch", request_u64(req, session->epoch),
+                  request_u64(req, req->in.epoch));
+        return false;
+    }
+    flow->session = session;
+    flow->session->flows++;
+    req->out.epoch = flow->session->epoch;
+    flow->session->touched_seq = ++flow->shard->store->touch_seq;
+    return true;
+}
+
+bool flow_claim_session(struct flow *flow)
+{
+    if (flow->session->busy != NULL) {
+        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, flow->session->name);
+        flow->req->out.failure.retry_ms = 50;
+        return false;
+    }
+    flow->session->busy = flow;
+    flow->holds_session = true;
+    return true;
+}
+
+static void loaded(void *context, struct kv_session *session, kv_status status)
+{
+    (void)context;
+    struct flow *waiter = session->waiters;
+    session->waiters = NULL;
+    session->waiter_count = 0;
+    while (waiter != NULL) {
+        struct flow *next = waiter->next_waiter;
+        if (status != KV_OK) flow_fail_status(waiter, status);
+        waiter->wake(waiter);
+        waiter = next;
+    }
+}
+
+enum flow_next flow_load(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    if (session->load == KV_LOAD_DONE) return FLOW_NEXT;
+    if (session->waiter_count >= KV_REQUESTS_PER_SESSION_MAX) {
+        flow_fail(flow, KV_REASON_QUEUE_FULL, "requests waiting for the session",
+                  request_u64(flow->req, KV_REQUESTS_PER_SESSION_MAX),
+                  request_u64(flow->req, session->waiter_count));
+        flow->req->out.failure.retry_ms = 100;
+        return FLOW_NEXT;
+    }
+    flow->next_waiter = session->waiters;
+    session->waiters = flow;
+    session->waiter_count++;
+    if (session->load == KV_LOAD_NONE)
+        kv_store_load_start(flow->shard->store, session, loaded, NULL);
+    return FLOW_WAIT;
+}
+
+static void begin_again(struct flow *flow)
+{
+    flow_begin(flow, flow->next_step);
+}
+
+void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow))
+{
+    flow->next_step = next_step;
+    flow->wake = begin_again;
+    if (!flow->failed && flow_load(flow) == FLOW_WAIT) return;
+    if (!flow->failed && flow->session->commits > 0) {
+        flow->waits_commit = true;
+        return;
+    }
+    if (flow->failed || flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    flow->req->out.times.queue_ns = kv_clock_stopwatch_ns() - flow->req->out.times.arrived_ns;
+    next_step(flow);
+}
+
+void flow_unpin_read(struct flow *flow)
+{
+    for (uint32_t i = 0; i < flow->read_count; i++) {
+        if (flow->read_slots[i] != KV_HBM_SLOT_NONE)
+            kv_hbm_unpin(flow->shard->store->hbm, flow->read_slots[i]);
+    }
+    flow->read_count = 0;
+}
+
+uint8_t *flow_reserve_image(struct flow *flow, uint32_t at)
+{
+    struct kv_store *store = flow->shard->store;
+    uint32_t *slot = &flow->reserved[at];
+    if (kv_pool_reserve(store->pool, kv_store_now_ns(store), slot) != KV_OK) {
+        *slot = KV_POOL_SLOT_NONE;
+        return NULL;
+    }
+    return kv_pool_bytes(store->pool, *slot);
+}
+
+void flow_fill_checkpoint(struct flow *flow, const struct kv_node *node,
+                          struct request_checkpoint *out)
+{
+    struct kv_store *store = flow->shard->store;
+    const uint64_t now_ms = kv_store_now_ms(store);
+    const uint64_t age = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
+    const uint64_t ttl_ms = node->session->ttl_ms;
+    struct kv_pool_ref image = node->image;
+    *out = (struct request_checkpoint){
+        .id = node->id,
+        .has_parent = node->parent != NULL,
+        .position = node->tokens,
+        .digest = node->digest,
+        .kind = (enum request_kind)node->kind,
+        .rows_level = node->durable ? LEVEL_SSD : LEVEL_RAM,
+        .window_level = LEVEL_NONE,
+        .rows_expire_ms = age >= ttl_ms ? 1 : ttl_ms - age,
+        .window_expire_ms = kv_pool_ttl_ms(store->pool, &image, kv_store_now_ns(store)),
+        .approximate = node->replay_count > 0,
+        .approx_from = node->replay_count > 0 ? node->replays[0] : 0,
+        .bytes = (uint64_t)node->page_count * store->layout.page_bytes,
+        .age_ms = now_ms > node->created_ms ? now_ms - node->created_ms : 0,
+    };
+    if (node->parent != NULL) out->parent = node->parent->id;
+    if (out->window_expire_ms > 0) {
+        out->window_level = LEVEL_RAM;
+        out->bytes += store->layout.image_bytes;
+    }
+}
+
+static void record_latency(struct flow *flow)
+{
+    struct kv_histogram *histograms = flow->shard->latencies;
+    const struct request_times *times = &flow->req->out.times;
+    const uint64_t total = kv_clock_stopwatch_ns() - times->arrived_ns;
+    switch (flow->req->method) {
+    case REQUEST_PREFILL:
+        kv_histogram_add(&histograms[LATENCY_PREFILL], total);
+        kv_histogram_add(&histograms[LATENCY_READ], times->read_ns);
+        kv_histogram_add(&histograms[LATENCY_RUN], times->run_ns);
+        kv_histogram_add(&histograms[LATENCY_QUEUE], times->queue_ns);
+        break;
+    case REQUEST_DECODE:
+        kv_histogram_add(&histograms[LATENCY_DECODE], total);
+        break;
+    case REQUEST_LOOKUP:
+        kv_histogram_add(&histograms[LATENCY_LOOKUP], total);
+        break;
+    default:
+        break;
+    }
+}
+
+void flow_finish(struct flow *flow)
+{
+    struct shard *shard = flow->shard;
+    struct request *req = flow->req;
+
+    assert(flow->commit == NULL);
+    flow_unpin_read(flow);
+    if (flow->image_slot != KV_POOL_SLOT_NONE) kv_pool_unpin(shard->store->pool, flow->image_slot);
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(flow->reserved); i++) {
+        if (flow->reserved[i] != KV_POOL_SLOT_NONE)
+            kv_pool_cancel(shard->store->pool, flow->reserved[i]);
+    }
+    if (flow->live != NULL) {
+        flow->live->busy = false;
+        flow->live->used_seq = ++shard->used_seq;
+    }
+    if (flow->holds_session) {
+        flow->session->busy = NULL;
+        if (!flow->failed) flow->session->used_ms = kv_store_now_ms(shard->store);
+    }
+    if (flow->session != NULL) flow->session->flows--;
+    record_latency(flow);
+    if (flow->failed) shard->counters.failures++;
+    if (flow->prev != NULL) flow->prev->next = flow->next;
+    if (flow->next != NULL) flow->next->prev = flow->prev;
+    if (shard->flows == flow) shard->flows = flow->next;
+    atomic_fetch_sub(&shard->inflight, 1);
+    request_reply(req);
+}

@@ -1,0 +1,298 @@
+/*
+ * Sessions as things: open, close, list, show, roll back, wait for durability.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t age_ms(uint64_t now_ms, uint64_t then_ms)
+{
+    return now_ms > then_ms ? now_ms - then_ms : 0;
+}
+
+/* ---- OpenSession ---- */
+
+static void record_done(void *context, kv_status status)
+{
+    struct flow *flow = context;
+    if (status != KV_OK) flow_fail(flow, KV_REASON_SSD_READ_ONLY, "manifest", NULL, NULL);
+    flow_finish(flow);
+}
+
+/* Writes the session's record (and its user's) and finishes when it is durable. */
+static void record_session(struct flow *flow)
+{
+    struct request *req = flow->req;
+    struct kv_batch *batch = kv_batch_create(flow->shard->store);
+    kv_status status = batch == NULL ? KV_NOMEM : kv_batch_session(batch, flow->session);
+    if (status == KV_OK) status = kv_batch_user(batch, flow->session->user, req->user_name);
+    if (status != KV_OK) {
+        kv_batch_discard(batch);
+        flow_fail_status(flow, status);
+        flow_finish(flow);
+        return;
+    }
+    kv_batch_post(batch, record_done, flow);
+}
+
+static bool same_parameters(struct flow *flow, uint8_t kind, uint64_t ttl_ms, const char *parent)
+{
+    const struct kv_session *session = flow->session;
+    struct request *req = flow->req;
+    if (session->kind != kind)
+        flow_fail(flow, KV_REASON_SESSION_EXISTS, "kind", request_u64(req, session->kind),
+                  request_u64(req, kind));
+    else if (session->ttl_ms != ttl_ms)
+        flow_fail(flow, KV_REASON_SESSION_EXISTS, "ttl_ms", request_u64(req, session->ttl_ms),
+                  request_u64(req, ttl_ms));
+    else if (strcmp(session->parent_name, parent) != 0)
+        flow_fail(flow, KV_REASON_SESSION_EXISTS, "parent_session_id", session->parent_name,
+                  parent);
+    return !flow->failed;
+}
+
+static struct kv_session *session_make(struct flow *flow, uint8_t kind, uint64_t ttl_ms,
+                                       const char *parent)
+{
+    struct kv_store *store = flow->shard->store;
+    struct request *req = flow->req;
+    struct kv_user *user = kv_index_user_find(store->index, &req->user);
+    if (user == NULL) user = kv_index_user_add(store->index, &req->user, NULL);
+    if (user == NULL) return NULL;
+    struct kv_session *session =
+        kv_index_session_add(store->index, &req->in.session, user, req->in.session_name, parent);
+    if (session == NULL) return NULL;
+    session->kind = kind;
+    session->ttl_ms = ttl_ms;
+    session->epoch = 1;
+    session->created_ms = session->used_ms = kv_store_now_ms(store);
+    session->load = KV_LOAD_DONE; /* There is nothing to load. */
+    return session;
+}
+
+void flow_open_session(struct flow *flow)
+{
+    struct shard *shard = flow->shard;
+    struct request *req = flow->req;
+    const uint8_t kind = (uint8_t)(req->in.u.open.kind == 0 ? 1 : req->in.u.open.kind);
+    const uint64_t ttl_ms =
+        req->in.u.open.ttl_ms == 0 ? shard->store->options.rows_ttl_ms : req->in.u.open.ttl_ms;
+    const char *parent = req->in.u.open.parent_name == NULL ? "" : req->in.u.open.parent_name;
+
+    struct kv_session *session = kv_index_session_find(shard->store->index, &req->in.session);
+    req->out.created = session == NULL;
+    if (session == NULL) session = session_make(flow, kind, ttl_ms, parent);
+    if (session == NULL) {
+        flow_fail(flow, KV_REASON_SESSIONS_FULL, "sessions", request_u64(req, KV_SESSIONS_MAX),
+                  NULL);
+        flow_finish(flow);
+        return;
+    }
+    flow->session = session;
+    session->flows++;
+    req->out.epoch = session->epoch;
+    if (!req->out.created && !same_parameters(flow, kind, ttl_ms, parent)) {
+        flow_finish(flow);
+        return;
+    }
+    const struct live *live = session->live;
+    req->out.head_position = live != NULL            ? live->state.tokens
+                             : session->head != NULL ? session->head->tokens
+                                                     : 0;
+    /* Found or made, the record is written: an open that raced the first one waits for it too. */
+    record_session(flow);
+}
+
+/* ---- CloseSession ---- */
+
+void flow_close_session(struct flow *flow)
+{
+    if (flow_find_session(flow) && flow_claim_session(flow)) {
+        flow->req->out.was_live = flow->session->live != NULL;
+        live_release(flow->shard, flow->session->live);
+    }
+    flow_finish(flow);
+}
+
+/* ---- Rollback ---- */
+
+static void rollback_begun(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.rollback.id);
+    if (node == NULL || node->foreign ||
+        kv_index_expired(node, kv_store_now_ms(flow->shard->store))) {
+        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL,
+                  kv_reason_info(session->last_loss)->name);
+        flow_finish(flow);
+        return;
+    }
+    struct live *live = session->live;
+    const bool there = live != NULL ? live->node == node && live->state.tokens == node->tokens
+                                    : session->head == node;
+    flow->req->out.head_position = node->tokens;
+    if (there) {
+        flow_finish(flow); /* The same target again: nothing to do, the epoch stays. */
+        return;
+    }
+    live_release(flow->shard, live);
+    session->head = node;
+    session->has_head = true;
+    session->head_id = node->id;
+    session->epoch++;
+    flow->req->out.epoch = session->epoch;
+    kv_index_renew(node, kv_store_now_ms(flow->shard->store));
+    record_session(flow);
+}
+
+void flow_rollback(struct flow *flow)
+{
+    if (!flow_find_session(flow) || !flow_claim_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    flow_begin(flow, rollback_begun);
+}
+
+/* ---- WaitDurable ---- */
+
+static void wait_look(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    if (flow->failed || flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    const struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.wait_durable.id);
+    if (node == NULL) {
+        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL,
+                  kv_reason_info(session->last_loss)->name);
+        flow_finish(flow);
+        return;
+    }
+    if (node->durable || flow->req->in.level == LEVEL_RAM) {
+        flow->req->out.rows_level = node->durable ? LEVEL_SSD : LEVEL_RAM;
+        flow_finish(flow);
+        return;
+    }
+    flow->waits_commit = true;
+    flow->wake = wait_look;
+}
+
+void flow_wait_durable(struct flow *flow)
+{
+    flow->wake = wait_look;
+    if (!flow_find_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    if (flow_load(flow) == FLOW_NEXT) wait_look(flow);
+}
+
+/* ---- GetSession, ListSessions ---- */
+
+static void fill_session(struct flow *flow, const struct kv_session *session,
+                         struct request_session *out)
+{
+    const uint64_t now_ms = kv_store_now_ms(flow->shard->store);
+    const struct live *live = session->live;
+    *out = (struct request_session){
+        .name = kv_arena_strdup(flow->req->arena, session->name, strlen(session->name)),
+        .parent_name =
+            kv_arena_strdup(flow->req->arena, session->parent_name, strlen(session->parent_name)),
+        .kind = session->kind,
+        .head_position = live != NULL            ? live->state.tokens
+                         : session->head != NULL ? session->head->tokens
+                                                 : 0,
+        .checkpoints = session->node_count,
+        .live = live != NULL,
+        .idle_ms = age_ms(now_ms, session->used_ms),
+        .age_ms = age_ms(now_ms, session->created_ms),
+        .ttl_ms = session->ttl_ms,
+    };
+}
+
+static void session_show(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    struct request_out *out = &flow->req->out;
+    if (flow->failed || flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    fill_session(flow, session, &out->session);
+    out->checkpoints =
+        kv_arena_alloc(flow->req->arena, sizeof(*out->checkpoints) * (session->node_count + 1u));
+    struct kv_node *node = NULL;
+    if (out->checkpoints == NULL) flow_fail_status(flow, KV_NOMEM);
+    while (out->checkpoints != NULL && (node = kv_index_node_next(session, node)) != NULL)
+        flow_fill_checkpoint(flow, node, &out->checkpoints[out->checkpoint_count++]);
+    const struct live *live = session->live;
+    const struct kv_node *head = live != NULL ? live->node : session->head;
+    out->has_head_checkpoint = head != NULL;
+    if (head != NULL) out->head_checkpoint = head->id;
+    flow_finish(flow);
+}
+
+void flow_get_session(struct flow *flow)
+{
+    flow->wake = session_show;
+    if (!flow_find_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    if (flow_load(flow) == FLOW_NEXT) session_show(flow);
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    const struct kv_session *const *x = a, *const *y = b;
+    return memcmp((*x)->id.bytes, (*y)->id.bytes, sizeof((*x)->id.bytes));
+}
+
+/* The user's sessions after `after`, ordered by id: stable while sessions come and go. */
+static uint32_t collect(struct flow *flow, struct kv_session **ret_list, uint32_t capacity)
+{
+    const struct request_in *in = &flow->req->in;
+    struct kv_session *session = NULL;
+    uint32_t bucket = 0, count = 0;
+    while ((session = kv_index_session_next(flow->shard->store->index, &bucket, session)) != NULL) {
+        if (!kv_id_equal(session->user->id.bytes, flow->req->user.bytes)) continue;
+        if (in->u.list.has_after &&
+            memcmp(session->id.bytes, in->u.list.after.bytes, sizeof(session->id.bytes)) <= 0)
+            continue;
+        if (count < capacity) ret_list[count] = session;
+        count++;
+    }
+    return count;
+}
+
+void flow_list_sessions(struct flow *flow)
+{
+    struct request *req = flow->req;
+    struct request_out *out = &req->out;
+    const uint32_t page = req->in.u.list.page_size;
+    const uint32_t count = collect(flow, NULL, 0);
+    struct kv_session **list = malloc(sizeof(*list) * KV_MAX(count, 1u));
+    out->sessions = kv_arena_alloc(req->arena, sizeof(*out->sessions) * (KV_MIN(count, page) + 1u));
+    if (list == NULL || out->sessions == NULL) {
+        free(list);
+        flow_fail_status(flow, KV_NOMEM);
+        flow_finish(flow);
+        return;
+    }
+    (void)collect(flow, list, count);
+    qsort(list, count, sizeof(*list), compare_ids);
+    out->session_count = KV_MIN(count, page);
+    for (uint32_t i = 0; i < out->session_count; i++)
+        fill_session(flow, list[i], &out->sessions[i]);
+    out->list_more = count > page;
+    if (out->session_count > 0) out->list_last = list[out->session_count - 1]->id;
+    free(list);
+    flow_finish(flow);
+}

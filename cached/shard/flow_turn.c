@@ -1,0 +1,317 @@
+/*
+ * Prefill, Checkpoint and Lookup.
+ *
+ * A prefill may stop on its way: at anchors, and at the position the client knows to be stable.
+ * Each stop ends a piece as if it had been a call of its own, so what is stored there does not
+ * depend on what came after.  The answer waits for the level asked for; the save goes on in any
+ * case.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+
+#include <assert.h>
+#include <string.h>
+
+static void turn_reply(struct flow *flow)
+{
+    struct request_out *out = &flow->req->out;
+    out->checkpoints =
+        kv_arena_alloc(flow->req->arena, sizeof(*out->checkpoints) * KV_ARRAY_COUNT(flow->points));
+    out->checkpoint_count = 0;
+    for (uint32_t i = 0; out->checkpoints != NULL && i < flow->point_count; i++) {
+        if (flow->points[i].node == NULL) continue;
+        flow_fill_checkpoint(flow, flow->points[i].node,
+                             &out->checkpoints[out->checkpoint_count++]);
+    }
+    if (flow->live != NULL) out->head_position = flow->live->state.tokens;
+    flow_finish(flow);
+}
+
+static void turn_saved(struct flow *flow)
+{
+    flow->req->out.times.commit_ns = kv_clock_stopwatch_ns() - flow->mark_ns;
+    flow->after_save(flow);
+}
+
+void turn_save(struct flow *flow, void (*after)(struct flow *flow))
+{
+    struct request *req = flow->req;
+    flow->after_save = after;
+    flow->mark_ns = kv_clock_stopwatch_ns();
+    if (flow->point_count == 0) {
+        after(flow);
+        return;
+    }
+    for (uint32_t i = 0; i < flow->point_count; i++) {
+        flow->points[i].pool_slot = flow->reserved[i];
+        flow->reserved[i] = KV_POOL_SLOT_NONE;
+    }
+    struct commit *commit = commit_start(flow->shard, flow->live, flow->points, flow->point_count,
+                                         &req->out.save_reason);
+    for (uint32_t i = 0; i < flow->point_count; i++)
+        flow->reserved[i] = flow->points[i].pool_slot; /* What was not used goes back at the end. */
+    const bool wait = req->in.level == LEVEL_DEFAULT || req->in.level == LEVEL_SSD;
+    if (commit == NULL || !wait) {
+        turn_saved(flow);
+        return;
+    }
+    commit->waiter = flow;
+    flow->commit = commit;
+    flow->wake = turn_saved;
+}
+
+/* ---- Prefill ---- */
+
+/* The end of the prefill, anchors and the stable position, ascending, each once. */
+static void prefill_points(struct flow *flow)
+{
+    const struct request_in *in = &flow->req->in;
+    const uint32_t stable = in->u.prefill.stable_tokens;
+    const uint32_t end = stable == 0 ? flow->count : stable;
+    bool end_placed = in->u.prefill.no_checkpoint;
+
+    flow->point_count = 0;
+    for (uint32_t i = 0; i <= in->u.prefill.anchor_count; i++) {
+        const bool last = i == in->u.prefill.anchor_count;
+        const uint32_t anchor = last ? UINT32_MAX : in->u.prefill.anchors[i];
+        if (!end_placed && end <= anchor) {
+            flow->points[flow->point_count++] = (struct commit_point){
+                .tokens = end, .kind = KIND_PREFILL_END, .pool_slot = KV_POOL_SLOT_NONE};
+            end_placed = true;
+        }
+        if (!last && anchor != end)
+            flow->points[flow->point_count++] = (struct commit_point){
+                .tokens = anchor, .kind = KIND_ANCHOR, .pool_slot = KV_POOL_SLOT_NONE};
+    }
+}
+
+static void prefill_done(struct flow *flow)
+{
+    struct shard *shard = flow->shard;
+    struct request_out *out = &flow->req->out;
+    if (flow->job.status != KV_OK) {
+        if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+        flow_finish(flow);
+        return;
+    }
+    for (uint32_t i = 0; i < flow->point_count; i++) {
+        for (uint32_t j = 0; j < flow->job.stop_count; j++) {
+            if (flow->job.stops[j].tokens == flow->points[i].tokens)
+                flow->points[i].state = flow->job.stops[j].state;
+        }
+    }
+    shard->counters.outcomes[out->outcome]++;
+    shard->counters.outcome_reasons[out->reason]++;
+    shard->counters.prompt_tokens += out->prompt_tokens;
+    shard->counters.hit_tokens += out->hit_tokens;
+    shard->counters.replayed_tokens += out->replayed_tokens;
+    shard->counters.computed_tokens += out->computed_tokens;
+    turn_save(flow, turn_reply);
+}
+
+static void prefill_ready(struct flow *flow)
+{
+    struct worker_job *job = &flow->job;
+    const uint32_t h = flow->plan.restore_tokens;
+    prefill_points(flow);
+    job->prefill_to = flow->count;
+    job->stop_count = 0;
+    for (uint32_t i = 0; i < flow->point_count; i++) {
+        if (flow->points[i].tokens <= h) continue; /* Rows only: nothing is computed there. */
+        job->stops[job->stop_count++] = (struct worker_stop_point){
+            .tokens = flow->points[i].tokens, .export = flow_reserve_image(flow, i)};
+    }
+    if (job->stop_count == 0 || job->stops[job->stop_count - 1].tokens < flow->count)
+        job->stops[job->stop_count++] = (struct worker_stop_point){.tokens = flow->count};
+    resume_post_job(flow, prefill_done);
+}
+
+static bool prefill_positions_ok(struct flow *flow)
+{
+    struct request *req = flow->req;
+    const struct request_in *in = &req->in;
+    if (in->u.prefill.stable_tokens > flow->count) {
+        flow_fail(flow, KV_REASON_STABLE_TOKENS_INVALID, "stable_tokens",
+                  request_u64(req, flow->count), request_u64(req, in->u.prefill.stable_tokens));
+        return false;
+    }
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < in->u.prefill.anchor_count; i++) {
+        const uint32_t anchor = in->u.prefill.anchors[i];
+        if (anchor <= before || anchor > flow->count) {
+            flow_fail(flow, KV_REASON_ANCHORS_INVALID, "anchors", request_u64(req, flow->count),
+                      request_u64(req, anchor));
+            return false;
+        }
+        before = anchor;
+    }
+    return true;
+}
+
+static void prefill_prompt(struct flow *flow)
+{
+    if (!prefill_positions_ok(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    resume_start(flow, prefill_ready);
+}
+
+static struct kv_node *prefill_parent(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    const struct live *live = session->live;
+    const struct kv_node *head = live != NULL ? live->node : session->head;
+    struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.prefill.parent);
+    if (node == NULL || node->foreign) {
+        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "parent_checkpoint_id", NULL,
+                  node != NULL ? "MODEL_CHANGED" : kv_reason_info(session->last_loss)->name);
+        return NULL;
+    }
+    if (!kv_index_is_ancestor(node, head)) {
+        flow_fail(flow, KV_REASON_CHECKPOINT_OTHER_BRANCH, "parent_checkpoint_id", NULL,
+                  request_u64(flow->req, node->tokens));
+        return NULL;
+    }
+    return node;
+}
+
+static void prefill_begun(struct flow *flow)
+{
+    const struct request_in *in = &flow->req->in;
+    const struct request_tokens *tokens = &in->u.prefill.tokens;
+    if (!in->u.prefill.has_parent) {
+        flow->ids = (uint32_t *)(uintptr_t)tokens->ids; /* Only read: the arena's copy. */
+        flow->count = tokens->count;
+        prefill_prompt(flow);
+        return;
+    }
+    struct kv_node *node = prefill_parent(flow);
+    if (node != NULL && (uint64_t)node->tokens + tokens->count > KV_PROMPT_TOKENS_MAX)
+        flow_fail(flow, KV_REASON_PROMPT_TOO_LONG, "tokens",
+                  request_u64(flow->req, KV_PROMPT_TOKENS_MAX),
+                  request_u64(flow->req, (uint64_t)node->tokens + tokens->count));
+    if (!flow->failed) {
+        flow->count = node->tokens + tokens->count;
+        flow->ids = kv_arena_alloc(flow->req->arena, sizeof(uint32_t) * flow->count);
+        if (flow->ids == NULL) flow_fail_status(flow, KV_NOMEM);
+    }
+    if (flow->failed) {
+        flow_finish(flow);
+        return;
+    }
+    memcpy(flow->ids + node->tokens, tokens->ids, sizeof(uint32_t) * tokens->count);
+    resume_path_ids(flow, node, prefill_prompt);
+}
+
+void flow_prefill(struct flow *flow)
+{
+    if (!flow_find_session(flow) || !flow_claim_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    flow_begin(flow, prefill_begun);
+}
+
+/* ---- Checkpoint ---- */
+
+static void checkpoint_reply(struct flow *flow)
+{
+    if (flow->points[0].node == NULL) {
+        const enum kv_reason why = flow->req->out.save_reason;
+        flow_fail(flow, why == KV_REASON_NONE ? KV_REASON_INTERNAL : why, "checkpoint", NULL, NULL);
+    }
+    turn_reply(flow);
+}
+
+static void checkpoint_exported(struct flow *flow)
+{
+    if (flow->job.status != KV_OK) {
+        if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+        flow_finish(flow);
+        return;
+    }
+    flow->points[0].state = flow->live->state;
+    turn_save(flow, checkpoint_reply);
+}
+
+static void checkpoint_begun(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    struct live *live = session->live;
+    flow->point_count = 1;
+    if (live == NULL || live->state.tokens == 0) {
+        /* Not in memory: the head is the last checkpoint, or there is none. */
+        flow->points[0].node = session->head;
+        flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
+        if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
+        if (session->head != NULL)
+            kv_index_renew(session->head, kv_store_now_ms(flow->shard->store));
+        turn_reply(flow);
+        return;
+    }
+    flow->live = live;
+    live->busy = true;
+    flow->points[0] = (struct commit_point){
+        .tokens = live->state.tokens,
+        .kind = (uint8_t)(flow->req->in.u.checkpoint.kind == KIND_UNSPECIFIED
+                              ? KIND_MANUAL
+                              : flow->req->in.u.checkpoint.kind),
+        .pool_slot = KV_POOL_SLOT_NONE,
+    };
+    struct worker_job *job = &flow->job;
+    job->slot = live->slot;
+    job->start = WORKER_CONTINUE;
+    job->start_tokens = live->state.tokens;
+    job->pages = live->page_bytes;
+    job->page_count = live->page_count;
+    job->ids = live->ids;
+    job->replay_from = live->state.tokens;
+    job->prefill_to = live->state.tokens;
+    job->cancelled = &flow->req->cancelled;
+    job->reply = flow->shard->options.mailbox;
+    job->decode_export = flow_reserve_image(flow, 0);
+    flow->image_slot = KV_POOL_SLOT_NONE;
+    resume_post_job(flow, checkpoint_exported);
+}
+
+void flow_checkpoint(struct flow *flow)
+{
+    if (!flow_find_session(flow) || !flow_claim_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    flow_begin(flow, checkpoint_begun);
+}
+
+/* ---- Lookup ---- */
+
+static void lookup_planned(struct flow *flow)
+{
+    flow->shard->counters.lookups++;
+    flow_finish(flow);
+}
+
+static void lookup_loaded(struct flow *flow)
+{
+    if (flow->failed || flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    flow->ids = (uint32_t *)(uintptr_t)flow->req->in.u.lookup.tokens.ids;
+    flow->count = flow->req->in.u.lookup.tokens.count;
+    resume_start(flow, lookup_planned);
+}
+
+void flow_lookup(struct flow *flow)
+{
+    flow->plan_only = true;
+    flow->wake = lookup_loaded;
+    if (!flow_find_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    if (flow_load(flow) == FLOW_NEXT) lookup_loaded(flow);
+}

@@ -1,0 +1,227 @@
+/*
+ * The shard's loop: messages, I/O completions, a tick.
+ *
+ * Each turn does a bounded amount for every source, then waits on the ring, which also wakes for
+ * the mailbox.  Cancelled and overdue requests that only wait are looked at each tick; running jobs
+ * see their flags themselves.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/thread.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MESSAGES_PER_TURN 256u
+#define TICK_MS 50
+
+typedef void flow_fn(struct flow *flow);
+
+static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
+    [REQUEST_OPEN_SESSION] = flow_open_session,
+    [REQUEST_LOOKUP] = flow_lookup,
+    [REQUEST_PREFILL] = flow_prefill,
+    [REQUEST_DECODE] = flow_decode,
+    [REQUEST_CHECKPOINT] = flow_checkpoint,
+    [REQUEST_WAIT_DURABLE] = flow_wait_durable,
+    [REQUEST_ROLLBACK] = flow_rollback,
+    [REQUEST_CLOSE_SESSION] = flow_close_session,
+    [REQUEST_LIST_SESSIONS] = flow_list_sessions,
+    [REQUEST_GET_SESSION] = flow_get_session,
+    [REQUEST_GET_STATS] = flow_get_stats,
+    [REQUEST_ADVANCE_CLOCK] = flow_advance_clock,
+};
+
+static void poke_run(struct kv_msg *msg)
+{
+    struct shard *shard = KV_CONTAINER_OF(msg, struct shard, poke);
+    atomic_store(&shard->poked, false);
+}
+
+kv_status shard_create(const struct shard_options *options, struct shard **ret_shard,
+                       struct kv_error *err)
+{
+    struct shard *shard = calloc(1, sizeof(*shard));
+    if (shard == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the shard");
+    shard->options = *options;
+    shard->store = options->store;
+    shard->layout = &options->store->layout;
+    shard->live_count = worker_slots(options->worker);
+    shard->lives = calloc(shard->live_count, sizeof(*shard->lives));
+    if (shard->lives == NULL) {
+        free(shard);
+        return KV_FAIL(err, KV_NOMEM, "allocate live sessions");
+    }
+    for (uint32_t i = 0; i < shard->live_count; i++)
+        shard->lives[i].slot = i;
+    shard->poke.run = poke_run;
+    shard->started_ns = kv_clock_stopwatch_ns();
+    *ret_shard = shard;
+    return KV_OK;
+}
+
+void shard_destroy(struct shard *shard)
+{
+    if (shard == NULL) return;
+    for (uint32_t i = 0; i < shard->live_count; i++) {
+        live_release(shard, &shard->lives[i]);
+        free(shard->lives[i].chain);
+        free(shard->lives[i].pages);
+        free(shard->lives[i].page_bytes);
+    }
+    free(shard->lives);
+    free(shard);
+}
+
+static void dispatch(struct kv_msg *msg)
+{
+    struct request *req = KV_CONTAINER_OF(msg, struct request, msg);
+    struct shard *shard = req->flow;
+    struct flow *flow = kv_arena_alloc(req->arena, sizeof(*flow));
+    if (flow == NULL) {
+        request_fail(req, KV_REASON_QUEUE_FULL, "request memory", NULL, NULL, NULL);
+        atomic_fetch_sub(&shard->inflight, 1);
+        request_reply(req);
+        return;
+    }
+    flow->req = req;
+    flow->shard = shard;
+    flow->image_slot = KV_POOL_SLOT_NONE;
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(flow->reserved); i++)
+        flow->reserved[i] = KV_POOL_SLOT_NONE;
+    flow->next = shard->flows;
+    if (shard->flows != NULL) shard->flows->prev = flow;
+    shard->flows = flow;
+    req->flow = flow;
+    if (flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    entries[req->method](flow);
+}
+
+kv_status shard_post(struct shard *shard, struct request *req)
+{
+    if (atomic_load(&shard->stopping)) return KV_SHUTDOWN;
+    if (atomic_fetch_add(&shard->inflight, 1) >= KV_REQUESTS_INFLIGHT_MAX) {
+        atomic_fetch_sub(&shard->inflight, 1);
+        return KV_BUSY;
+    }
+    req->flow = shard;
+    req->msg.run = dispatch;
+    kv_mailbox_post(shard->options.mailbox, &req->msg);
+    return KV_OK;
+}
+
+void shard_poke(struct shard *shard)
+{
+    if (!atomic_exchange(&shard->poked, true))
+        kv_mailbox_post(shard->options.mailbox, &shard->poke);
+}
+
+void shard_stop(struct shard *shard)
+{
+    atomic_store(&shard->stopping, true);
+    shard_poke(shard);
+}
+
+const char *shard_health(struct shard *shard)
+{
+    return atomic_load(&shard->health);
+}
+
+void shard_commit_ended(struct shard *shard, struct kv_session *session)
+{
+    /* A list first: what is woken may finish, or start the next commit and wait again. */
+    struct flow *woken = NULL;
+    for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+        if (!flow->waits_commit || flow->session != session) continue;
+        flow->waits_commit = false;
+        flow->next_waiter = woken;
+        woken = flow;
+    }
+    while (woken != NULL) {
+        struct flow *next = woken->next_waiter;
+        woken->wake(woken);
+        woken = next;
+    }
+}
+
+void shard_before_drop(struct kv_session *session, const struct kv_node *node)
+{
+    struct live *live = session->live;
+    if (live != NULL && live->node != NULL && kv_index_is_ancestor(node, live->node))
+        live->node = node->parent;
+}
+
+/* Requests that wait for a commit see their cancel flag and deadline here. */
+static void tick_flows(struct shard *shard)
+{
+    struct flow *flow = shard->flows;
+    while (flow != NULL) {
+        struct flow *next = flow->next;
+        const uint64_t deadline_ns = flow->req->deadline_ns;
+        const bool over = atomic_load(&flow->req->cancelled) || atomic_load(&shard->stopping) ||
+                          (deadline_ns != 0 && kv_clock_stopwatch_ns() > deadline_ns);
+        /* A running job looks at the flag only; shutting down and a passed deadline set it. */
+        if (over) atomic_store(&flow->req->cancelled, true);
+        if (over && flow->waits_commit) {
+            flow->waits_commit = false;
+            flow->wake(flow);
+            next = shard->flows;
+        }
+        flow = next;
+    }
+}
+
+/* Windows live as long in the engine as in the pool: an idle session gives its slot back. */
+static void tick_lives(struct shard *shard)
+{
+    const uint64_t now_ms = kv_store_now_ms(shard->store);
+    for (uint32_t i = 0; i < shard->live_count; i++) {
+        struct live *live = &shard->lives[i];
+        if (live->session == NULL || live->busy || live->session->busy != NULL) continue;
+        if (now_ms > live->session->used_ms + shard->store->options.pool_ttl_ms)
+            live_release(shard, live);
+    }
+}
+
+static void tick_health(struct shard *shard)
+{
+    const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
+    const char *health = NULL;
+    if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
+    if (kv_manifest_stats(shard->store->manifest).failed)
+        health = "the manifest refuses writes after a failed sync";
+    atomic_store(&shard->health, health);
+}
+
+static bool finished(struct shard *shard)
+{
+    return atomic_load(&shard->stopping) && atomic_load(&shard->inflight) == 0 &&
+           shard->commits == NULL && shard->store->operations == 0 && shard->store->dead == NULL;
+}
+
+void shard_run(void *context)
+{
+    struct shard *shard = context;
+    uint64_t ticked_ns = 0;
+    kv_thread_assert(KV_THREAD_SHARD);
+
+    while (!finished(shard)) {
+        const uint32_t ran = kv_mailbox_run(shard->options.mailbox, MESSAGES_PER_TURN);
+        const uint64_t now_ns = kv_clock_stopwatch_ns();
+        if (now_ns - ticked_ns > TICK_MS * 1000000ull) {
+            ticked_ns = now_ns;
+            tick_flows(shard);
+            tick_lives(shard);
+            tick_health(shard);
+        }
+        kv_store_tick(shard->store);
+        const int wait_ms = ran == MESSAGES_PER_TURN ? 0 : TICK_MS;
+        (void)kv_ring_run(shard->options.ring, kv_mailbox_fd(shard->options.mailbox), wait_ms);
+    }
+}

@@ -1,0 +1,252 @@
+#pragma once
+
+/* Private to shard/: the shard's own structs.  Owned by: shard. */
+
+#include "cached/request.h"
+#include "cached/shard/shard.h"
+#include "cached/worker/worker.h"
+#include "kvstore/base/metric.h"
+#include "kvstore/plan/plan.h"
+#include "kvstore/store/store.h"
+
+/* ---- live sessions: what the engine holds windows of ---- */
+
+struct live_page {
+    uint32_t slot; /* HBM, pinned by this table. */
+    uint32_t page; /* Page object with the same bytes (referenced), or KV_PAGE_INDEX_NONE: the page
+                      belongs to this table alone and may be written. */
+};
+
+struct live {
+    uint32_t slot;              /* Of the engine. */
+    struct kv_session *session; /* NULL: free. */
+    bool busy;                  /* A job runs on it. */
+    uint64_t used_seq;
+    struct kv_image_state state; /* Where the engine's session stands. */
+    bool has_logits;
+    struct kv_node *node; /* Deepest checkpoint of its history; NULL: position 0. */
+    uint32_t replays[KV_REPLAYS_MAX];
+    uint32_t replay_count;
+    uint32_t *ids; /* Token log [0, state.tokens), then the pending token if any. */
+    uint32_t ids_capacity;
+    struct kv_digest *chain; /* D_0 .. D_floor(tokens/128), as far as chain_count. */
+    uint32_t chain_count, chain_capacity;
+    struct live_page *pages;
+    uint8_t **page_bytes; /* The same pages for the engine. */
+    uint32_t page_count, page_capacity;
+};
+
+/* The session's own, a free one, or the least recently used idle one, which goes back to its last
+ * checkpoint.  NULL: all are busy. */
+struct live *live_acquire(struct shard *shard, struct kv_session *session);
+/* Forgets windows, log and pages. */
+void live_release(struct shard *shard, struct live *live);
+/* Lets go of pages, log and node but stays the session's. */
+void live_clear(struct shard *shard, struct live *live);
+/* Drops pages beyond `tokens`, and makes the page `tokens` falls into writable (a copy unless it is
+ * the table's own). KV_BUSY: no HBM slot. */
+kv_status live_cut(struct shard *shard, struct live *live, uint32_t tokens) KV_MUST_CHECK;
+/* Takes over pinned slots of page objects [0, count); references the objects. */
+kv_status live_install(struct shard *shard, struct live *live, const uint32_t *pages,
+                       const uint32_t *slots, uint32_t count) KV_MUST_CHECK;
+/* Writable pages for positions up to `tokens`. */
+kv_status live_extend(struct shard *shard, struct live *live, uint32_t tokens) KV_MUST_CHECK;
+kv_status live_reserve_ids(struct live *live, uint32_t tokens) KV_MUST_CHECK;
+/* Chain values up to floor(tokens / 128), from the log. */
+kv_status live_chain(struct live *live, uint32_t tokens) KV_MUST_CHECK;
+/* Frees idle live sessions (not `keep`) until `slots` HBM slots can be had. */
+bool live_make_room(struct shard *shard, const struct live *keep, uint32_t slots);
+
+/* ---- commits ---- */
+
+struct flow;
+
+/* A checkpoint to be: position, label and its image, if one was exported. */
+struct commit_point {
+    uint32_t tokens;
+    uint8_t kind;
+    uint32_t pool_slot; /* KV_POOL_SLOT_NONE: rows only. */
+    struct kv_image_state state;
+    struct kv_node *node; /* Result. */
+    bool existed;
+};
+
+struct commit {
+    struct shard *shard;
+    struct kv_session *session;
+    struct live *live; /* Until done: the table the pages came from; NULL once it was released. */
+    struct kv_node *nodes[KV_STOPS_MAX + 1]; /* Made by this commit, ascending. */
+    uint32_t node_count;
+    struct kv_write *write; /* NULL: nothing to write. */
+    struct kv_batch *batch;
+    struct flow *waiter; /* Told when done; NULL: nobody waits. */
+    uint64_t begun_ns;
+    struct commit *next;
+};
+
+/* Makes nodes of the points, at once visible to this user, and starts saving them.  Fills
+ * points[].node (NULL if it could not be made) and *ret_reason (NONE, or why nothing was saved).
+ * Returns the commit in flight, or NULL when there is nothing to wait for. */
+struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
+                            uint32_t count, enum kv_reason *ret_reason);
+
+/* ---- flows ---- */
+
+enum flow_next { FLOW_NEXT, FLOW_WAIT };
+
+enum flow_source { SOURCE_NONE, SOURCE_LIVE, SOURCE_NODE };
+
+struct flow {
+    struct request *req;
+    struct shard *shard;
+    struct kv_session *session;
+    struct live *live;
+    struct flow *next; /* In the shard's list, or a session's waiters. */
+    struct flow *prev;
+    struct flow *next_waiter;
+    uint32_t stage;
+    bool holds_session;
+    bool failed;
+    uint64_t mark_ns; /* Stopwatch at the start of the present stage group. */
+
+    /* Resume. */
+    uint32_t *ids; /* The whole prompt. */
+    uint32_t count;
+    struct kv_digest *chain;
+    struct kv_match match;
+    uint32_t live_match; /* Tokens shared with the live log. */
+    struct kv_plan plan;
+    enum flow_source source;
+    struct kv_node *node; /* SOURCE_NODE: whose path; for EXACT also whose image. */
+    uint32_t image_slot;  /* Pinned pool slot, or NONE. */
+    struct kv_image_state image_state;
+    uint32_t replays[KV_REPLAYS_MAX];
+    uint32_t replay_count;
+
+    struct kv_read read;
+    uint32_t *read_pages, *read_slots;
+    bool *read_fresh;
+    uint32_t read_count; /* Entries whose slots are pinned by this flow. */
+
+    struct worker_job job;
+    void (*job_finished)(struct flow *flow);
+    struct commit_point points[KV_STOPS_MAX + 1];
+    uint32_t point_count;
+    uint32_t reserved[KV_STOPS_MAX + 1]; /* Pool slots for the job's exports. */
+    struct commit *commit;
+
+    /* Decode. */
+    uint32_t streamed;    /* Entries of out_tokens sent. */
+    uint32_t resend_from; /* Positions below the head still to be sent again; */
+    uint32_t resend_to;   /* equal: none. */
+    bool job_done, saved, drained;
+    uint32_t first_position; /* Of the first token this decode takes. */
+    uint32_t *no_crcs;       /* Zeros: tokens sent again have no logits at hand. */
+
+    void (*wake)(struct flow *flow);      /* What a load, read or commit completion goes on with. */
+    void (*ready)(struct flow *flow);     /* What follows a resume. */
+    void (*next_step)(struct flow *flow); /* What follows flow_begin. */
+    void (*after_save)(struct flow *flow); /* What follows turn_save. */
+    bool waits_commit;                     /* Woken when a commit of its session ends. */
+    bool plan_only;                        /* Lookup: holds nothing, changes nothing. */
+    bool probed;                           /* Lookup: it has waited for pages once. */
+    bool want_pending;     /* Decode: a pending token at the head is worth an image. */
+    uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
+};
+
+/* Finds or refuses the session, checks the epoch.  Fills the failure and returns false. */
+bool flow_find_session(struct flow *flow);
+/* Claims it against concurrent calls: SESSION_BUSY otherwise. */
+bool flow_claim_session(struct flow *flow);
+/* FLOW_NEXT: the tree is loaded; FLOW_WAIT: wake runs when it is (or failure is set). */
+enum flow_next flow_load(struct flow *flow);
+/* Waits for the tree and for a commit in flight, then goes on with next_step. */
+void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow));
+/* Gives everything back and replies.  The flow is gone below. */
+void flow_finish(struct flow *flow);
+void flow_fail(struct flow *flow, enum kv_reason reason, const char *field, const char *limit,
+               const char *value);
+/* True (and failed) when nobody waits any more. */
+bool flow_cancelled(struct flow *flow);
+/* Result of a kv_status that has no better reason. */
+void flow_fail_status(struct flow *flow, kv_status status);
+void flow_unpin_read(struct flow *flow);
+void flow_fill_checkpoint(struct flow *flow, const struct kv_node *node,
+                          struct request_checkpoint *out);
+/* Reserves a pool slot and returns its bytes; NULL: no room, the window is not stored. */
+uint8_t *flow_reserve_image(struct flow *flow, uint32_t at);
+
+/* One entry point per method; each leads to flow_finish(). */
+void flow_open_session(struct flow *flow);
+void flow_lookup(struct flow *flow);
+void flow_prefill(struct flow *flow);
+void flow_decode(struct flow *flow);
+void flow_checkpoint(struct flow *flow);
+void flow_wait_durable(struct flow *flow);
+void flow_rollback(struct flow *flow);
+void flow_close_session(struct flow *flow);
+void flow_list_sessions(struct flow *flow);
+void flow_get_session(struct flow *flow);
+void flow_get_stats(struct flow *flow);
+void flow_advance_clock(struct flow *flow);
+
+/* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
+ * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only
+ * it stops once flow->plan is known.  On failure the flow is finished. */
+void resume_start(struct flow *flow, void (*ready)(struct flow *flow));
+/* Reads the ids of the path to `node` into flow->ids (already allocated); then `ready`. */
+void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(struct flow *flow));
+/* A live session whose windows or rows outlived their time is not used. */
+void resume_expire_live(struct flow *flow);
+/* Starts the job; `done` runs on the shard when it is over, after resume_job_done(). */
+void resume_post_job(struct flow *flow, void (*done)(struct flow *flow));
+
+/* ---- the shard ---- */
+
+/* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
+ * level asked for is reached or refused (out.save_reason). */
+void turn_save(struct flow *flow, void (*after)(struct flow *flow));
+
+/* Wakes flows that wait for a commit of this session. */
+void shard_commit_ended(struct shard *shard, struct kv_session *session);
+/* The store drops `node` next: nobody may keep a pointer to it. */
+void shard_before_drop(struct kv_session *session, const struct kv_node *node);
+
+struct shard_counters {
+    uint64_t outcomes[4]; /* By enum request_outcome. */
+    uint64_t outcome_reasons[KV_REASON_COUNT];
+    uint64_t prompt_tokens, hit_tokens, replayed_tokens, computed_tokens, decoded_tokens;
+    uint64_t lookups, weakened, failures, save_refused;
+    uint64_t live_evictions;
+};
+
+enum shard_latency {
+    LATENCY_PREFILL,
+    LATENCY_DECODE,
+    LATENCY_LOOKUP,
+    LATENCY_READ,
+    LATENCY_RUN,
+    LATENCY_COMMIT,
+    LATENCY_QUEUE,
+    LATENCY_COUNT
+};
+
+struct shard {
+    struct shard_options options;
+    struct kv_store *store;
+    const struct kv_layout *layout;
+    struct live *lives;
+    uint32_t live_count;
+    uint64_t used_seq;
+    struct flow *flows; /* All in progress. */
+    struct commit *commits;
+    struct shard_counters counters;
+    struct kv_histogram latencies[LATENCY_COUNT];
+    uint64_t started_ns;
+    uint32_t inflight_seen;
+    atomic_uint inflight;
+    atomic_bool stopping;
+    atomic_bool poked;
+    struct kv_msg poke;
+    _Atomic(const char *) health;
+};

@@ -1,0 +1,226 @@
+/*
+ * Numbers for operators: tiers, counters, latencies.  Also the one call that moves virtual time.
+ *
+ * Every counter has a name by the metric conventions and a help text; what is not served yet is not
+ * listed.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define COUNTERS_MAX 96u
+
+static void add(struct request_stats *stats, const char *name, const char *labels, double value,
+                const char *help)
+{
+    if (stats->counter_count < COUNTERS_MAX)
+        stats->counters[stats->counter_count++] =
+            (struct request_counter){.name = name, .labels = labels, .help = help, .value = value};
+}
+
+static void fill_tiers(struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_hbm_usage hbm = kv_hbm_usage(shard->store->hbm);
+    const struct kv_pool_usage pool = kv_pool_usage(shard->store->pool);
+    const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
+    const uint64_t page = shard->layout->page_bytes;
+    stats->tiers[0] = (struct request_tier){
+        .name = "hbm",
+        .note = "rows in use (RAM arena)",
+        .bytes_used = page * (hbm.pinned + hbm.cached),
+        .bytes_capacity = hbm.bytes_capacity,
+        .items_used = hbm.pinned + hbm.cached,
+        .items_capacity = hbm.slots,
+    };
+    stats->tiers[1] = (struct request_tier){
+        .name = "pool",
+        .note = "windows",
+        .bytes_used = pool.bytes_used,
+        .bytes_capacity = pool.bytes_capacity,
+        .items_used = pool.slots_used,
+        .items_capacity = pool.slots,
+    };
+    stats->tiers[2] = (struct request_tier){
+        .name = "ssd",
+        .note = ssd.read_only ? ssd.read_only_reason : "rows, durable",
+        .bytes_used = ssd.bytes_used,
+        .bytes_capacity = ssd.bytes_max,
+        .items_used = ssd.bytes_used / page,
+        .items_capacity = ssd.bytes_max / page,
+    };
+}
+
+static void fill_resumes(struct shard *shard, struct request_stats *stats)
+{
+    const struct shard_counters *counters = &shard->counters;
+    add(stats, "cached_resumes_total", "outcome=\"exact\"",
+        (double)counters->outcomes[OUTCOME_EXACT], "Prefills by outcome.");
+    add(stats, "cached_resumes_total", "outcome=\"replay\"",
+        (double)counters->outcomes[OUTCOME_REPLAY], "Prefills by outcome.");
+    add(stats, "cached_resumes_total", "outcome=\"miss\"", (double)counters->outcomes[OUTCOME_MISS],
+        "Prefills by outcome.");
+    add(stats, "cached_lookups_total", NULL, (double)counters->lookups, "Lookup calls answered.");
+    add(stats, "cached_requested_tokens_total", NULL, (double)counters->prompt_tokens,
+        "Prompt tokens of all prefills.");
+    add(stats, "cached_hit_tokens_total", NULL, (double)counters->hit_tokens,
+        "Prompt tokens that were not computed.");
+    add(stats, "cached_replayed_tokens_total", NULL, (double)counters->replayed_tokens,
+        "Stored tokens rerun to rebuild windows.");
+    add(stats, "cached_computed_tokens_total", NULL, (double)counters->computed_tokens,
+        "Prompt tokens computed.");
+    add(stats, "cached_decoded_tokens_total", NULL, (double)counters->decoded_tokens,
+        "Tokens generated or forced.");
+    add(stats, "cached_weakened_plans_total", NULL, (double)counters->weakened,
+        "Plans made weaker because stored bytes were missing or damaged.");
+    add(stats, "cached_failed_requests_total", NULL, (double)counters->failures,
+        "Requests that ended with an error.");
+    add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
+        "Idle live sessions put back to their last checkpoint to make room.");
+    for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {
+        if (counters->outcome_reasons[i] == 0 || i == KV_REASON_NONE) continue;
+        char labels[64];
+        (void)snprintf(labels, sizeof(labels), "reason=\"%s\"",
+                       kv_reason_info((enum kv_reason)i)->name);
+        add(stats, "cached_resume_reasons_total",
+            kv_arena_strdup(stats->arena, labels, strlen(labels)),
+            (double)counters->outcome_reasons[i], "Prefills that were not EXACT, by reason.");
+    }
+}
+
+static void fill_store(struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_store_counters *store = &shard->store->counters;
+    const struct kv_pool_usage pool = kv_pool_usage(shard->store->pool);
+    const struct kv_hbm_usage hbm = kv_hbm_usage(shard->store->hbm);
+    const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
+    const struct kv_manifest_stats manifest = kv_manifest_stats(shard->store->manifest);
+    const struct kv_index_usage index = kv_index_usage(shard->store->index);
+    add(stats, "cached_saves_total", "result=\"ok\"", (double)store->saves,
+        "Checkpoints made durable.");
+    add(stats, "cached_saves_total", "result=\"failed\"", (double)store->saves_failed,
+        "Saves that did not reach SSD.");
+    add(stats, "cached_save_bytes_total", "tier=\"ssd\"", (double)store->bytes_saved,
+        "Bytes written to SSD.");
+    add(stats, "cached_load_bytes_total", "tier=\"ssd\"", (double)store->bytes_loaded,
+        "Bytes read from SSD.");
+    add(stats, "cached_checksum_failures_total", "tier=\"ssd\"", (double)store->corrupt_pages,
+        "Pages that were not what the index says.");
+    add(stats, "cached_checksum_failures_total", "tier=\"pool\"", (double)store->corrupt_images,
+        "Windows that failed verification.");
+    add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,
+        "Checkpoints removed (expired, damaged).");
+    add(stats, "cached_evictions_total", "tier=\"pool\",cause=\"capacity\"",
+        (double)pool.evicted_capacity, "Windows evicted to make room.");
+    add(stats, "cached_evictions_total", "tier=\"pool\",cause=\"expired\"",
+        (double)pool.evicted_expired, "Windows whose time was up.");
+    add(stats, "cached_evictions_total", "tier=\"hbm\",cause=\"capacity\"", (double)hbm.evictions,
+        "Cached pages dropped from memory; SSD has them.");
+    add(stats, "cached_io_errors_total", NULL, (double)ssd.io_errors, "Failed reads and writes.");
+    add(stats, "cached_ssd_flushes_total", NULL, (double)ssd.flushes, "fdatasync rounds.");
+    add(stats, "cached_manifest_batches_total", NULL, (double)manifest.batches,
+        "Manifest changes asked for.");
+    add(stats, "cached_manifest_syncs_total", NULL, (double)manifest.syncs,
+        "Synced writes that served them.");
+    add(stats, "cached_index_bytes", NULL, (double)index.bytes, "Memory of the index.");
+    add(stats, "cached_index_nodes", NULL, (double)index.nodes, "Checkpoints in memory.");
+    add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");
+    add(stats, "cached_index_unloads_total", NULL, (double)store->unloads,
+        "Trees unloaded to keep index.ram.");
+    const struct worker_stats worker = worker_stats(shard->options.worker);
+    add(stats, "cached_engine_prefill_tokens_total", NULL, (double)worker.prefill_tokens,
+        "Tokens the engine ran through the encoder for prompts.");
+    add(stats, "cached_engine_replay_tokens_total", NULL, (double)worker.replay_tokens,
+        "Tokens the engine reran.");
+    add(stats, "cached_engine_decode_tokens_total", NULL, (double)worker.decode_tokens,
+        "Tokens the engine decoded.");
+}
+
+static void fill_latencies(struct shard *shard, struct request_stats *stats)
+{
+    static const char *const names[LATENCY_COUNT] = {
+        [LATENCY_PREFILL] = "prefill",   [LATENCY_DECODE] = "decode",
+        [LATENCY_LOOKUP] = "lookup",     [LATENCY_READ] = "stage_read",
+        [LATENCY_RUN] = "stage_run",     [LATENCY_COMMIT] = "stage_commit",
+        [LATENCY_QUEUE] = "stage_queue",
+    };
+    for (uint32_t i = 0; i < LATENCY_COUNT; i++) {
+        const struct kv_histogram *histogram = &shard->latencies[i];
+        stats->latencies[stats->latency_count++] = (struct request_latency){
+            .name = names[i],
+            .count = histogram->count,
+            .p50_ms = (double)kv_histogram_quantile(histogram, 0.5) / 1e6,
+            .p99_ms = (double)kv_histogram_quantile(histogram, 0.99) / 1e6,
+            .max_ms = (double)histogram->max / 1e6,
+        };
+    }
+}
+
+static void fill_identity(struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_store *store = shard->store;
+    const struct kv_layout *layout = shard->layout;
+    const char *health = shard_health(shard);
+    stats->uptime_ms = (kv_clock_stopwatch_ns() - shard->started_ns) / 1000000u;
+    stats->model_name = shard->options.model_name;
+    stats->engine_backend = shard->options.engine_backend;
+    stats->io_backend = kv_ring_backend(shard->options.ring);
+    stats->clock_mode = kv_clock_is_virtual(shard->options.clock) ? "virtual" : "real";
+    stats->health = health == NULL ? "serving" : health;
+    stats->model = store->options.model;
+    stats->sessions = kv_index_usage(store->index).sessions;
+    for (uint32_t i = 0; i < shard->live_count; i++)
+        stats->sessions_live += shard->lives[i].session != NULL;
+    stats->recovered = store->recovery.checkpoints;
+    stats->dropped = store->recovery.dropped;
+    stats->checkpoints =
+        store->recovery.checkpoints + store->counters.saves -
+        KV_MIN(store->counters.nodes_dropped, store->recovery.checkpoints + store->counters.saves);
+    stats->rss_budget_bytes = shard->options.rss_budget_bytes;
+    stats->page_bytes = layout->page_bytes;
+    stats->image_bytes = layout->image_bytes;
+    stats->bytes_per_token = (double)layout->rows_bytes_per_page / KV_PAGE_TOKENS;
+    stats->window_tokens = layout->window_tokens;
+    stats->spare_tokens = layout->spare_tokens;
+    stats->vocab_tokens = layout->vocab_tokens;
+    if (shard->options.model != NULL)
+        stats->wrong_bytes = eng_model_wrong_bytes(shard->options.model);
+}
+
+void flow_get_stats(struct flow *flow)
+{
+    struct kv_arena *arena = flow->req->arena;
+    struct request_stats *stats = kv_arena_alloc(arena, sizeof(*stats));
+    if (stats != NULL) {
+        stats->arena = arena;
+        stats->counters = kv_arena_alloc(arena, sizeof(*stats->counters) * COUNTERS_MAX);
+        stats->latencies = kv_arena_alloc(arena, sizeof(*stats->latencies) * LATENCY_COUNT);
+    }
+    if (stats == NULL || stats->counters == NULL || stats->latencies == NULL) {
+        flow_fail_status(flow, KV_NOMEM);
+        flow_finish(flow);
+        return;
+    }
+    fill_identity(flow->shard, stats);
+    fill_tiers(flow->shard, stats);
+    fill_resumes(flow->shard, stats);
+    fill_store(flow->shard, stats);
+    fill_latencies(flow->shard, stats);
+    flow->req->out.stats = stats;
+    flow_finish(flow);
+}
+
+void flow_advance_clock(struct flow *flow)
+{
+    struct kv_clock *clock = flow->shard->options.clock;
+    if (!kv_clock_is_virtual(clock)) {
+        flow_fail(flow, KV_REASON_CLOCK_NOT_VIRTUAL, "clock.mode", "virtual", "real");
+    } else {
+        kv_clock_advance(clock, flow->req->in.u.advance.ms * 1000000u);
+        flow->req->out.wall_ms = kv_clock_wall_ms(clock);
+    }
+    flow_finish(flow);
+}
