@@ -160,7 +160,8 @@ static void print_checkpoints(const struct ctl *ctl, const session_answer *answe
         out_table_cell(&table, "%s", out_duration(text, c->age_ms));
         out_table_cell(&table, "%s",
                        c->rows_expire_ms == 0 ? "-" : out_duration(text, c->rows_expire_ms));
-        out_table_cell(&table, c->approximate ? "approximate from %u" : "", c->approx_from);
+        (void)snprintf(text, sizeof(text), "approximate from %u", c->approx_from);
+        out_table_cell(&table, "%s", c->approximate ? text : "");
     }
     out_table_print(ctl, &table);
 }
