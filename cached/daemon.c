@@ -168,6 +168,8 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .mailbox = daemon->mailbox,
         .model_name = eng_model_name(daemon->model),
         .engine_backend = eng_model_backend(daemon->model),
+        .eos = eng_model_eos(daemon->model),
+        .model = daemon->model,
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +
                             config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
@@ -327,7 +329,7 @@ void daemon_destroy(struct daemon *daemon)
         assert(rc == 0);
         kv_thread_join(&daemon->watchdog_thread);
     }
-    kv_log(daemon->log, KV_LOG_INFO, "stopped", "%s", "");
+    kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
     kv_log_destroy(daemon->log);
     if (daemon->signal_fd >= 0) (void)close(daemon->signal_fd);
     if (daemon->stopped_fd >= 0) (void)close(daemon->stopped_fd);

@@ -424,9 +424,9 @@ static bool uring_has_verbs(struct io_uring *uring)
 
 static kv_status uring_create(struct kv_ring *ring, struct kv_error *err)
 {
-    /* TASKRUN_FLAG lets a peek see that completions wait for us to enter the kernel. */
+    /* TASKRUN_FLAG lets a peek see that completions wait for us to enter the kernel.  Not
+     * SINGLE_ISSUER: the main thread makes the ring, the shard runs it. */
     static const unsigned flags[] = {
-        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
         IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
         0,
     };

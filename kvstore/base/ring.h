@@ -1,9 +1,9 @@
 #pragma once
 
 /*
- * Asynchronous file I/O as an event loop on io_uring.  Owned by: the thread that created it (a
- * shard).  Where io_uring is refused (seccomp, sysctl) a small pool of pread/pwrite threads serves
- * the same calls; kv_ring_backend() names which one runs.
+ * Asynchronous file I/O as an event loop on io_uring.  Owned by: the thread that runs it (a
+ * shard); it may be created by another.  Where io_uring is refused (seccomp, sysctl) a small pool
+ * of pread/pwrite threads serves the same calls; kv_ring_backend() names which one runs.
  *
  * An op is embedded in its owner and stays untouched by it from start until done() runs.  done()
  * runs inside kv_ring_run(), never inside kv_ring_start().  A short completion is continued for the
