@@ -193,7 +193,7 @@ static kv_status check_file(int fd, const char *path, size_t *ret_bytes, struct 
 kv_status auth_load(const char *path, struct auth **ret_auth, struct kv_error *err)
 {
     char *text = NULL;
-    size_t bytes;
+    size_t bytes = 0;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open the token file %s", path);
 
