@@ -72,12 +72,26 @@ static bool find_key(const char *key, enum config_key *ret_key)
     return false;
 }
 
+static const char *after_section(const char *key)
+{
+    const char *dot = strchr(key, '.');
+    return dot == NULL ? key : dot + 1;
+}
+
+/* The right name in a wrong section is two edits away, however the sections are called. */
+static unsigned key_distance(const char *key, const char *right_key)
+{
+    const unsigned whole = edit_distance(key, right_key);
+    const unsigned name = edit_distance(after_section(key), after_section(right_key)) + 2;
+    return KV_MIN(whole, name);
+}
+
 static const char *nearest_key(const char *key)
 {
     const char *best = NULL;
     unsigned best_distance = UINT32_MAX;
     for (unsigned i = 0; i < CONFIG_KEY_COUNT; i++) {
-        const unsigned distance = edit_distance(key, config_item(i)->key);
+        const unsigned distance = key_distance(key, config_item(i)->key);
         if (distance >= best_distance) continue;
         best_distance = distance;
         best = config_item(i)->key;
@@ -167,7 +181,8 @@ kv_status config_parse(struct cached_config *config, const char *name, const cha
         .err = err,
     };
     const int rc = ini_parse_stream(read_line, &parse, on_value, &parse);
-    if (parse.status != KV_OK) return parse.status;
+    const unsigned error_line = parse.line; /* Reading stops where our own error was. */
+    if (parse.status != KV_OK && (rc <= 0 || (unsigned)rc >= error_line)) return parse.status;
     if (rc != 0)
         return KV_FAIL(err, KV_INVALID, "%s:%d: neither a [section] nor `name = value`", name, rc);
     return KV_OK;
