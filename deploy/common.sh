@@ -44,10 +44,11 @@ progress_end() {
     progress_last=-10
 }
 
-# The last line of the log that says what went wrong, for a sentence.
+# The line of the log that says what went wrong, for a sentence.
 last_error() {
     local line
-    line=$(grep -E '^E: |[Ee]rror|ERROR|FAILED' "$LOG" | tail -n 1 || true)
+    line=$(grep -E ': (fatal )?error: |ERROR: ' "$LOG" | head -n 1 || true)
+    [ -n "$line" ] || line=$(grep -E '^E: |[Ee]rror|FAILED' "$LOG" | tail -n 1 || true)
     [ -n "$line" ] || line=$(tail -n 1 "$LOG" || true)
     printf '%s' "$line" | cut -c 1-300
 }
