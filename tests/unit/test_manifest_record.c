@@ -292,6 +292,58 @@ static void test_node_smallest_and_largest(void)
     free(buf);
 }
 
+/* A value one element longer than allowed, consistent in every other way: `insert` bytes put in at
+ * `at`, the count byte at `count_at` raised, a new checksum. */
+static void check_one_too_many(decode_fn *decode, const uint8_t *value, uint32_t bytes, uint32_t at,
+                               const void *insert, uint32_t insert_bytes, uint32_t count_at)
+{
+    uint8_t longer[BUF];
+    const uint32_t longer_bytes = bytes + insert_bytes;
+    EXPECT(decode(value, bytes) == KV_OK);
+    EXPECT(longer_bytes <= sizeof(longer));
+    memcpy(longer, value, at);
+    memcpy(longer + at, insert, insert_bytes);
+    memcpy(longer + at + insert_bytes, value + at, bytes - at);
+    longer[count_at]++;
+    kv_store32(longer + longer_bytes - 4, kv_checksum(longer, longer_bytes - 4));
+    EXPECT(decode(longer, longer_bytes) == KV_CORRUPT);
+}
+
+static void test_one_too_many(void)
+{
+    struct kv_record_user user = {.name = {0}};
+    struct kv_record_session session = {.name = {0}};
+    struct kv_record_node node = {.tokens = 1000, .replay_count = KV_REPLAYS_MAX};
+    uint8_t buf[BUF];
+
+    memset(user.name, 'u', KV_USER_NAME_MAX);
+    uint32_t bytes = kv_record_user_encode(&user, buf);
+    check_one_too_many(decode_user, buf, bytes, 34, "u", 1, 33);
+
+    memset(session.name, 's', KV_SESSION_NAME_MAX);
+    memset(session.parent_name, 'p', KV_SESSION_NAME_MAX);
+    bytes = kv_record_session_encode(&session, buf);
+    check_one_too_many(decode_session, buf, bytes, 69, "s", 1, 67);
+    check_one_too_many(decode_session, buf, bytes, bytes - 4, "p", 1, 68);
+
+    for (uint32_t i = 0; i < KV_REPLAYS_MAX; i++)
+        node.replays[i] = i + 1;
+    const uint8_t replay[4] = {KV_REPLAYS_MAX + 1};
+    bytes = kv_record_node_encode(&node, buf);
+    check_one_too_many(decode_node, buf, bytes, bytes - 4, replay, 4, 95);
+}
+
+/* A name of no bytes, in a value of the right length. */
+static void test_empty_name(void)
+{
+    const struct kv_record_user user = {.name = "u"};
+    uint8_t buf[KV_RECORD_USER_MAX];
+    const uint32_t bytes = kv_record_user_encode(&user, buf) - 1;
+    buf[33] = 0;
+    kv_store32(buf + bytes - 4, kv_checksum(buf, bytes - 4));
+    EXPECT(decode_user(buf, bytes) == KV_CORRUPT);
+}
+
 static void test_page(void)
 {
     const struct kv_record_page record = {
@@ -363,6 +415,8 @@ int main(void)
     test_session_smallest_and_largest();
     test_node();
     test_node_smallest_and_largest();
+    test_one_too_many();
+    test_empty_name();
     test_page();
     test_keys();
     HARNESS_END();
