@@ -247,6 +247,13 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
            config->server_listen);
     status = start_threads(daemon, err);
     if (status != KV_OK) goto fail;
+    const struct kv_store_recovery *recovery = &daemon->store->recovery;
+    kv_log(daemon->log, KV_LOG_INFO, "recovered",
+           "text=\"recovered %" PRIu64 " checkpoints, dropped %" PRIu64 "\" sessions=%" PRIu64
+           " pages=%" PRIu64 " bytes=%" PRIu64 " ms=%.1f%s",
+           recovery->checkpoints, recovery->dropped, recovery->sessions, recovery->pages,
+           recovery->bytes, (double)recovery->duration_ns / 1e6,
+           recovery->dropped > 0 ? " why=\"their pages have no place on SSD any more\"" : "");
     kv_log(daemon->log, KV_LOG_INFO, "ready", "port=%d", rpc_server_port(daemon->rpc));
     *ret_daemon = daemon;
     return KV_OK;
