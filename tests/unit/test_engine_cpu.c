@@ -5,6 +5,7 @@
  */
 
 #include "engine/backend/cpu.h"
+#include "kvstore/base/checksum.h"
 #include "tests/unit/test_engine_fixture.h"
 
 #include <math.h>
@@ -300,8 +301,63 @@ static void test_logits_are_sane(struct rig *a)
     EXPECT(sqrt(square / 512) < 8);
 }
 
-int main(void)
+/* The prompt test_engine_oracle.py computes as well, with one image token in it. */
+static void oracle_prefill(struct rig *a, uint32_t count)
 {
+    uint32_t prompt[RIG_TOKENS];
+    for (uint32_t i = 0; i < count; i++)
+        prompt[i] = (i * 2654435761u >> 20) % 509;
+    if (count > 30) prompt[30] = 510;
+    rig_reset(a);
+    rig_prefill(a, prompt, count);
+    rig_export(a);
+}
+
+/* Checksums of a run that agreed with the oracle in every bit (mkmodel --seed 7, 150 tokens). */
+static void test_matches_the_oracle(void)
+{
+    char dir[64];
+    struct rig a;
+    fixture_make_model(dir, 7);
+    struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
+    fixture_remove_model(dir);
+    rig_init(&a, model);
+    oracle_prefill(&a, 150);
+    const uint32_t page = kv_checksum(a.pages[0] + 256, a.layout->page_bytes - 256);
+    const uint32_t image = kv_checksum(a.image + 256, a.layout->image_bytes - 256);
+    const uint32_t logits = kv_checksum(eng_session_logits(a.session), 512 * sizeof(float));
+    EXPECT_EQ_U32(page, 0x26b92418u);
+    EXPECT_EQ_U32(image, 0xfe6279dbu);
+    EXPECT_EQ_U32(logits, 0x195e43bau);
+    rig_fini(&a);
+    eng_model_close(model);
+}
+
+/* test_engine_cpu MODEL_DIR TOKENS FILE: pages, image and logits for test_engine_oracle.py. */
+static int dump(const char *dir, const char *tokens, const char *path)
+{
+    struct rig a;
+    const uint32_t count = (uint32_t)strtoul(tokens, NULL, 10);
+    FILE *file = fopen(path, "wb");
+    EXPECT(file != NULL);
+    EXPECT(count >= 1 && count <= RIG_TOKENS);
+    struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
+    rig_init(&a, model);
+    oracle_prefill(&a, count);
+    for (uint32_t i = 0; i < kv_pages_for(count); i++)
+        EXPECT(fwrite(a.pages[i], a.layout->page_bytes, 1, file) == 1);
+    EXPECT(fwrite(a.image, a.layout->image_bytes, 1, file) == 1);
+    EXPECT(fwrite(eng_session_logits(a.session), 512 * sizeof(float), 1, file) == 1);
+    EXPECT(fclose(file) == 0);
+    rig_fini(&a);
+    eng_model_close(model);
+    return EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4) return dump(argv[1], argv[2], argv[3]);
+
     char dir[64];
     struct rig rigs[3];
 
@@ -311,6 +367,7 @@ int main(void)
     test_attend_is_softmax();
     test_exp();
     test_top();
+    test_matches_the_oracle();
 
     fixture_make_model(dir, 2);
     struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
