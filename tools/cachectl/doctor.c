@@ -75,11 +75,6 @@ static void judge_stats(struct doctor *doctor, const Cached__Admin__V1__GetStats
         doctor_add(doctor, "bytes", DOCTOR_FAIL, "stop the daemon, check the disk, report it",
                    "%llu bytes came back different", (unsigned long long)stats->wrong_bytes);
     }
-    for (size_t i = 0; i < stats->n_tiers; i++) {
-        if (stats->tiers[i]->note[0] == '\0') continue;
-        doctor_add(doctor, "tier", DOCTOR_WARN, "see the note", "%s: %s", stats->tiers[i]->name,
-                   stats->tiers[i]->note);
-    }
 }
 
 static void ask_daemon(struct ctl *ctl, struct doctor *doctor, struct facts *facts)

@@ -131,10 +131,15 @@ static void judge(struct replay_session *session, enum trace_class class, uint32
     replay->computed_tokens += result->computed_tokens;
     replay->prefill_ms += result->total_ms;
     if (!is_short) return;
+    char diverged[48] = "";
+    if (result->diverged)
+        (void)snprintf(diverged, sizeof(diverged), ", diverged at %u", result->diverged_at);
     ctl_say(replay->ctl,
-            "session %" PRIu64 " turn %u (%s): %u tokens could be reused, %u were: %s %s", sess,
-            session->next, trace_class_name(class), ideal, result->hit_tokens,
-            turn_outcome_name(result->outcome), result->reason);
+            "session %" PRIu64 " turn %u (%s): %u of %u tokens could be reused, %u were: %s %s; "
+            "the daemon found %u stored%s",
+            sess, session->next, trace_class_name(class), ideal, result->prompt_tokens,
+            result->hit_tokens, turn_outcome_name(result->outcome), result->reason,
+            result->stored_tokens, diverged);
     if (lost <= replay->worst_tokens) return;
     replay->worst_tokens = lost;
     replay->worst_sess = sess;

@@ -166,67 +166,94 @@ static void print_checkpoints(const struct ctl *ctl, const session_answer *answe
     out_table_print(ctl, &table);
 }
 
-/* The tree.  children are found by comparing ids: a session has a few hundred checkpoints at most.
- */
+/* The tree.  Relatives are found by comparing ids: a session has a few hundred checkpoints. */
 struct tree {
     const session_answer *answer;
-    char bars[64]; /* One per open column. */
+    bool *on_head_path; /* One per checkpoint: at or above the head. */
+    char bars[64];      /* Two per open column. */
 };
 
-static bool is_child(const session_answer *answer, size_t child, const checkpoint_info *parent)
+static bool same_id(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
 {
-    const ProtobufCBinaryData *id = &answer->checkpoints[child]->parent_id;
-    if (!parent) {
-        for (size_t i = 0; i < answer->n_checkpoints; i++) {
-            const ProtobufCBinaryData *other = &answer->checkpoints[i]->id;
-            if (i != child && id->len > 0 && other->len == id->len &&
-                memcmp(other->data, id->data, id->len) == 0)
-                return false;
-        }
-        return true; /* No parent, or one that is not listed any more. */
-    }
-    return id->len > 0 && id->len == parent->id.len &&
-           memcmp(id->data, parent->id.data, id->len) == 0;
+    return a->len > 0 && a->len == b->len && memcmp(a->data, b->data, a->len) == 0;
 }
 
-static void print_node(const struct tree *tree, size_t column, const checkpoint_info *node)
+/* SIZE_MAX: not listed (any more). */
+static size_t find(const session_answer *answer, const ProtobufCBinaryData *id)
 {
-    const ProtobufCBinaryData *head = &tree->answer->head_checkpoint_id;
-    const bool is_head = head->len > 0 && head->len == node->id.len &&
-                         memcmp(head->data, node->id.data, head->len) == 0;
+    for (size_t i = 0; i < answer->n_checkpoints; i++) {
+        if (same_id(&answer->checkpoints[i]->id, id)) return i;
+    }
+    return SIZE_MAX;
+}
+
+static void print_node(const struct tree *tree, size_t column, size_t index)
+{
+    const checkpoint_info *node = tree->answer->checkpoints[index];
     char id[OUT_TEXT_BYTES];
 
     (void)printf("%.*s* %u  %s  %s%s%s\n", (int)column * 2, tree->bars, node->position,
                  checkpoint_kind_name(node->kind),
                  out_hex(id, node->id.data, KV_MIN(node->id.len, 4)),
                  node->window_level == CACHED__SESSION__V1__LEVEL__LEVEL_RAM ? "  window" : "",
-                 is_head ? "  <- head" : "");
+                 same_id(&tree->answer->head_checkpoint_id, &node->id) ? "  <- head" : "");
 }
 
-/* Draws what hangs below `parent` in `column`; the deepest recursion is one level a branch. */
-static void print_below(struct tree *tree, size_t column, const checkpoint_info *parent)
+static bool is_child(const session_answer *answer, size_t child, size_t parent)
+{
+    const ProtobufCBinaryData *id = &answer->checkpoints[child]->parent_id;
+    if (parent == SIZE_MAX) return find(answer, id) == SIZE_MAX;
+    return same_id(id, &answer->checkpoints[parent]->id);
+}
+
+/* The child that stays in its parent's column: the one towards the head, else the last listed. */
+static size_t main_child(const struct tree *tree, size_t parent)
+{
+    size_t found = SIZE_MAX;
+
+    for (size_t i = 0; i < tree->answer->n_checkpoints; i++) {
+        if (!is_child(tree->answer, i, parent)) continue;
+        found = i;
+        if (tree->on_head_path[i]) break;
+    }
+    return found;
+}
+
+/* Draws what hangs below `parent` (SIZE_MAX: the start) in `column`.  Recursion is one level a side
+ * branch, and bounded: branches that would not fit on the screen are left out. */
+static void print_below(struct tree *tree, size_t column, size_t parent)
 {
     const session_answer *answer = tree->answer;
 
-    for (bool more = true; more;) {
-        const checkpoint_info *last = NULL;
-        more = false;
+    for (;;) {
+        const size_t last = main_child(tree, parent);
+        if (last == SIZE_MAX) return;
         for (size_t i = 0; i < answer->n_checkpoints; i++) {
-            if (!is_child(answer, i, parent)) continue;
-            /* All but the newest child are side branches, one column to the right. */
-            if (last && column + 2 < sizeof(tree->bars) / 2) {
-                (void)printf("%.*s|\\\n", (int)column * 2, tree->bars);
-                memcpy(tree->bars + 2 * column, "| ", 2);
-                print_node(tree, column + 1, last);
-                print_below(tree, column + 1, last);
-            }
-            last = answer->checkpoints[i];
+            if (i == last || !is_child(answer, i, parent)) continue;
+            if ((column + 1) * 2 >= sizeof(tree->bars)) continue;
+            (void)printf("%.*s|\\\n", (int)column * 2, tree->bars);
+            memcpy(tree->bars + 2 * column, "| ", 2);
+            print_node(tree, column + 1, i);
+            print_below(tree, column + 1, i);
         }
-        if (!last) return;
         print_node(tree, column, last);
         parent = last;
-        more = true;
     }
+}
+
+static void print_tree(const session_answer *answer)
+{
+    struct tree tree = {.answer = answer};
+
+    tree.on_head_path = calloc(answer->n_checkpoints, sizeof(bool));
+    if (!tree.on_head_path) return;
+    for (size_t at = find(answer, &answer->head_checkpoint_id);
+         at != SIZE_MAX && !tree.on_head_path[at];
+         at = find(answer, &answer->checkpoints[at]->parent_id))
+        tree.on_head_path[at] = true;
+    (void)printf("\n* 0\n");
+    print_below(&tree, 0, SIZE_MAX);
+    free(tree.on_head_path);
 }
 
 static int print_show_json(const session_answer *answer)
@@ -259,7 +286,6 @@ static void print_show(const struct ctl *ctl, const session_answer *answer)
 {
     const session_info *s = answer->session;
     char idle[OUT_TEXT_BYTES], age[OUT_TEXT_BYTES];
-    struct tree tree = {.answer = answer};
 
     (void)printf("session   %s%s%s  (%s%s%s)\n", ctl_bold(ctl), s->session_id, ctl_plain(ctl),
                  kind_name(s->kind), s->parent_session_id[0] ? " of " : "", s->parent_session_id);
@@ -268,9 +294,7 @@ static void print_show(const struct ctl *ctl, const session_answer *answer)
     (void)printf("used      %s ago, opened %s ago\n\n", out_duration(idle, s->idle_ms),
                  out_duration(age, s->age_ms));
     print_checkpoints(ctl, answer);
-    if (answer->n_checkpoints == 0) return;
-    (void)putchar('\n');
-    print_below(&tree, 0, NULL);
+    if (answer->n_checkpoints > 0) print_tree(answer);
 }
 
 static int run_show(struct ctl *ctl, const struct command *command, int argc, char **argv)

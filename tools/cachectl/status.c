@@ -85,7 +85,8 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
         s->bytes_per_token));
 }
 
-static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats *tier, bool first)
+static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats *tier, bool first,
+                       bool serving)
 {
     enum { BAR = 20 };
     char bar[BAR + 1];
@@ -101,7 +102,8 @@ static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats
                  first ? "tiers" : "", tier->name, bar, out_bytes(used, tier->bytes_used),
                  out_bytes(capacity, tier->bytes_capacity), part * 100, tier->items_used,
                  tier->items_capacity);
-    if (tier->note[0] == '\0') return;
+    /* Of a healthy daemon the notes say what a tier is, which its operator knows. */
+    if (serving || tier->note[0] == '\0') return;
     (void)printf("%-9s %-5s %s%s%s\n", "", "", ctl_yellow(ctl), tier->note, ctl_plain(ctl));
 }
 
@@ -142,7 +144,7 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
 
     print_head(ctl, s);
     for (size_t i = 0; i < s->n_tiers; i++)
-        print_tier(ctl, s->tiers[i], i == 0);
+        print_tier(ctl, s->tiers[i], i == 0, strcmp(s->health, "serving") == 0);
     (void)printf("%-9s %" PRIu64 " known, %" PRIu64 " live, %" PRIu64 " checkpoints\n", "sessions",
                  s->sessions, s->sessions_live, s->checkpoints);
     (void)printf("%-9s %" PRIu64 " checkpoints recovered, %" PRIu64 " dropped\n", "at start",
