@@ -40,18 +40,30 @@ static bool node_better(const struct kv_node *a, const struct kv_node *b)
     return a->replay_count < b->replay_count;
 }
 
-/* Keeps the probes with the largest upper bound; `replace` is the weakest one. */
+/* Forgets what cannot reach what is known already: almost all branches leave in an earlier page. */
+static void probes_prune(struct kv_match *match)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < match->probe_count; i++) {
+        if (match->probes[i].upper >= match->sure) match->probes[kept++] = match->probes[i];
+    }
+    match->probe_count = kept;
+}
+
 static void probe_add(struct kv_match *match, const struct kv_match_probe *probe)
 {
+    match->sure = KV_MAX(match->sure, probe->lower);
+    if (probe->upper < match->sure) return;
+    if (match->probe_count == KV_MATCH_PROBES_MAX) probes_prune(match);
     if (match->probe_count < KV_MATCH_PROBES_MAX) {
         match->probes[match->probe_count++] = *probe;
         return;
     }
-    uint32_t weakest = 0;
+    uint32_t oldest = 0;
     for (uint32_t i = 1; i < match->probe_count; i++) {
-        if (match->probes[i].upper < match->probes[weakest].upper) weakest = i;
+        if (match->probes[i].node->used_ms < match->probes[oldest].node->used_ms) oldest = i;
     }
-    if (probe->upper > match->probes[weakest].upper) match->probes[weakest] = *probe;
+    if (probe->node->used_ms >= match->probes[oldest].node->used_ms) match->probes[oldest] = *probe;
 }
 
 /* The page of node's edge in which the prompt leaves it. Pages of the edge are asked from the last
@@ -88,6 +100,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
     struct kv_node *node = session->roots;
 
     match->node = NULL;
+    match->sure = 0;
     match->probe_count = 0;
     while (node != NULL) {
         bool inside = false;
@@ -99,6 +112,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
             match->any_seen = true;
             inside = node_matches(match, node);
             if (inside && node_better(node, match->node)) match->node = node;
+            if (inside) match->sure = KV_MAX(match->sure, node->tokens);
             if (!inside) edge_probe(match, index, node);
         }
         /* Only below a node that matched whole can anything longer stand. */
@@ -110,6 +124,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
             node = node->parent;
         if (node != NULL) node = node->sibling;
     }
+    probes_prune(match);
 }
 
 void kv_match_resolve(struct kv_match *match, struct kv_match_probe *probe,

@@ -11,7 +11,9 @@
 
 #include "kvstore/index/session_index.h"
 
-#define KV_MATCH_PROBES_MAX 8u
+/* Branches that may leave one page and still all be looked into; of more, the most recently used.
+ */
+#define KV_MATCH_PROBES_MAX 64u
 
 struct kv_match_probe {
     struct kv_node *node; /* Whose edge the prompt leaves. */
@@ -27,6 +29,7 @@ struct kv_match {
     uint32_t count;                /* N */
     const struct kv_digest *chain; /* N / 128 + 1 values: D_0 .. D_floor(N/128) */
     struct kv_node *node;          /* Deepest node matched whole; NULL: none. */
+    uint32_t sure; /* Tokens known to be shared with something before any page is looked into. */
     uint32_t probe_count;
     struct kv_match_probe probes[KV_MATCH_PROBES_MAX];
     bool expired_seen; /* Something was passed over because its time is up. */
