@@ -97,7 +97,13 @@ void cpu_write_rows(struct eng_session *session, struct cpu_batch *batch, uint32
 /* cpu_index.c: publishes batch->list and batch->selected, from batch->qrq and batch->x. */
 void cpu_publish_list(struct eng_session *session, struct cpu_batch *batch, uint32_t layer);
 void cpu_top_reset(struct cpu_top *top, uint32_t max);
-void cpu_top_offer(struct cpu_top *top, float score, uint32_t index);
+void cpu_top_insert(struct cpu_top *top, float score, uint32_t index);
+
+/* Indices ascend from call to call, so an equal score never displaces. */
+static inline void cpu_top_offer(struct cpu_top *top, float score, uint32_t index)
+{
+    if (top->count < top->max || score > top->scores[0]) cpu_top_insert(top, score, index);
+}
 
 /* cpu_attention.c: batch->x to batch->sub. */
 void cpu_attention(struct eng_session *session, struct cpu_batch *batch, uint32_t layer,

@@ -37,7 +37,7 @@ static void swap(struct cpu_top *top, uint32_t a, uint32_t b)
     top->indices[b] = index;
 }
 
-void cpu_top_offer(struct cpu_top *top, float score, uint32_t index)
+void cpu_top_insert(struct cpu_top *top, float score, uint32_t index)
 {
     if (top->count < top->max) {
         uint32_t at = top->count++;
@@ -49,8 +49,6 @@ void cpu_top_offer(struct cpu_top *top, float score, uint32_t index)
         }
         return;
     }
-    /* Indices ascend, so an equal score never displaces. */
-    if (!(score > top->scores[0])) return;
     top->scores[0] = score;
     top->indices[0] = index;
     for (uint32_t at = 0;;) {
@@ -90,13 +88,14 @@ static const uint8_t *entry_row(const struct eng_session *session, uint32_t sour
                 : eng_index_row(session, source, position);
 }
 
-static void pack_key(struct cpu_batch *batch, const uint8_t *row, uint32_t slot)
+/* Slots beyond `keys` repeat the last one; nobody reads their scores. */
+static void pack_keys(struct cpu_batch *batch, const uint8_t **rows, uint32_t keys)
 {
     const uint32_t dim = batch->config->index_dim;
-    float *packed = batch->tile + (size_t)(slot / ENG_LANES) * ENG_LANES * dim + slot % ENG_LANES;
-    eng_index_row_decode(row, dim, batch->scratch);
-    for (uint32_t i = 0; i < dim; i++)
-        packed[(size_t)i * ENG_LANES] = batch->scratch[i];
+    for (uint32_t k = keys; k < eng_pad_lanes(keys); k++)
+        rows[k] = rows[keys - 1];
+    for (uint32_t k = 0; k < keys; k += ENG_LANES)
+        batch->kernels->unpack_keys(rows + k, dim, batch->tile + (size_t)k * dim);
 }
 
 /* Scores of `keys` packed keys for tokens [t, t + tokens): row t of tile_score, first head. */
@@ -149,6 +148,7 @@ static void select_from_all(struct eng_session *session, struct cpu_batch *batch
     const uint32_t source = c->rows_source[layer];
     const bool candidates = layer == c->encoder_layers;
     const uint32_t end = visible(batch, layer, batch->first + batch->count - 1);
+    const uint8_t *rows[CPU_TILE];
 
     for (uint32_t t = 0; t < batch->count; t++) {
         cpu_top_reset(&batch->top[t], c->index_topk);
@@ -157,7 +157,8 @@ static void select_from_all(struct eng_session *session, struct cpu_batch *batch
     for (uint32_t first = 0; first < end; first += CPU_TILE) {
         const uint32_t keys = KV_MIN(end - first, CPU_TILE);
         for (uint32_t k = 0; k < keys; k++)
-            pack_key(batch, entry_row(session, source, first + k, false), k);
+            rows[k] = entry_row(session, source, first + k, false);
+        pack_keys(batch, rows, keys);
         score_tile(batch, 0, batch->count, keys);
         for (uint32_t t = 0; t < batch->count; t++) {
             const uint32_t seen = visible(batch, layer, batch->first + t);
@@ -184,6 +185,7 @@ static void select_from_candidates(struct eng_session *session, struct cpu_batch
     const uint32_t *blocks = batch->blocks + (size_t)t * c->candidate_blocks;
     const float *score = batch->tile_score + (size_t)t * c->index_heads * CPU_TILE;
     uint32_t entries[CPU_TILE];
+    const uint8_t *rows[CPU_TILE];
     uint32_t keys = 0;
 
     cpu_top_reset(&batch->top[t], c->index_topk);
@@ -191,10 +193,11 @@ static void select_from_candidates(struct eng_session *session, struct cpu_batch
         for (uint32_t i = 0; i < c->candidate_block; i++) {
             const uint32_t entry = blocks[b] * c->candidate_block + i;
             if (entry >= seen) break;
-            pack_key(batch, entry_row(session, source, entry, false), keys);
+            rows[keys] = entry_row(session, source, entry, false);
             entries[keys++] = entry;
         }
         if (b + 1 < batch->block_count[t] && keys + c->candidate_block <= CPU_TILE) continue;
+        pack_keys(batch, rows, keys);
         score_tile(batch, t, 1, keys);
         for (uint32_t k = 0; k < keys; k++)
             cpu_top_offer(&batch->top[t], score[k], entries[k]);

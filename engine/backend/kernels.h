@@ -69,6 +69,8 @@ struct eng_kernels {
     void (*collapse)(const float *x, const float *g, size_t dim, float *y);
     /* x[j] = bf16(post[j] o + sum over i of comb[4 i + j] x[i]), in place. */
     void (*expand)(float *x, const float *o, const float *post, const float *comb, size_t dim);
+    /* Decodes 16 index keys (quant.h) of `dim` values into one packed block, [dim][16]. */
+    void (*unpack_keys)(const uint8_t *const rows[ENG_LANES], uint32_t dim, float *packed);
     /* h = bf16(silu(min(a, limit)) clamp(b, limit) weight). */
     void (*gate)(const float *a, const float *b, size_t count, float limit, float weight, float *h);
 };

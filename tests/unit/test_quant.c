@@ -166,6 +166,32 @@ static void test_rows(void)
     }
 }
 
+/* Every byte and many scales, through the kernels that read index keys. */
+static void test_unpack_keys(void)
+{
+    enum { DIM = 64 };
+    uint8_t keys[16][DIM / 2 + 2];
+    const uint8_t *rows[16];
+    float packed[DIM * 16], want[DIM];
+    uint64_t state = 6;
+    for (int round = 0; round < 100; round++)
+        for (unsigned v = 0; eng_kernels_at(v) != NULL; v++) {
+            for (int lane = 0; lane < 16; lane++) {
+                for (int i = 0; i < DIM / 2; i++)
+                    keys[lane][i] = (uint8_t)random_next(&state);
+                keys[lane][DIM / 2] = (uint8_t)(1 + random_next(&state) % 200);
+                keys[lane][DIM / 2 + 1] = (uint8_t)(1 + random_next(&state) % 200);
+                rows[lane] = keys[lane];
+            }
+            eng_kernels_at(v)->unpack_keys(rows, DIM, packed);
+            for (int lane = 0; lane < 16; lane++) {
+                eng_index_row_decode(keys[lane], DIM, want);
+                for (int i = 0; i < DIM; i++)
+                    EXPECT_EQ_U32(eng_bits_of(packed[i * 16 + lane]), eng_bits_of(want[i]));
+            }
+        }
+}
+
 static void test_even_element_is_low_nibble(void)
 {
     float in[32] = {6.0f, 1.0f};
@@ -184,6 +210,7 @@ int main(void)
     test_scales();
     test_bf16();
     test_rows();
+    test_unpack_keys();
     test_even_element_is_low_nibble();
     HARNESS_END();
 }
