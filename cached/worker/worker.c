@@ -36,6 +36,7 @@ struct job_list {
 struct slot {
     struct eng_session *session;
     struct worker_job *job; /* The one that moves the session now. */
+    bool lost;              /* Stands nowhere until a job says where to start. */
 };
 
 /* Owned by: worker, but for the mailbox and the counters. */
@@ -191,6 +192,14 @@ static void fill_results(struct eng_session *session, struct worker_job *job, kv
     if (job->decode_export != NULL) eng_session_export(session, job->decode_export);
 }
 
+static void fill_lost(struct worker_job *job, kv_status status)
+{
+    job->status = status;
+    job->kept = false;
+    job->state = (struct kv_image_state){0};
+    job->has_logits = false;
+}
+
 static void free_slot(struct worker *worker, struct worker_job *job)
 {
     /* The pages go back with the job: nothing may point to them until the next one. */
@@ -208,10 +217,8 @@ static void finish(struct worker *worker, struct worker_job *job, kv_status stat
 static void finish_lost(struct worker *worker, struct worker_job *job, kv_status status)
 {
     eng_session_reset(session_of(worker, job));
-    job->status = status;
-    job->kept = false;
-    job->state = (struct kv_image_state){0};
-    job->has_logits = false;
+    worker->slots[job->slot].lost = true;
+    fill_lost(job, status);
     free_slot(worker, job);
     post_back(worker, job);
 }
@@ -392,6 +399,9 @@ static void begin(struct worker *worker, struct worker_job *job)
     job->begun_ns = kv_clock_stopwatch_ns();
     job->queue_ns = job->begun_ns - job->posted_ns;
 
+    const bool needs_place = job->start == WORKER_CONTINUE || job->start == WORKER_CUT;
+    assert(!needs_place || !worker->slots[job->slot].lost);
+    worker->slots[job->slot].lost = false;
     const kv_status status = move_to_start(worker, job);
     if (status != KV_OK) {
         finish_lost(worker, job, status);
@@ -403,17 +413,22 @@ static void begin(struct worker *worker, struct worker_job *job)
 
 /* ---- Waiting for the slot. ---- */
 
-/* Takes an image of a session that another job moves: between two of its steps. */
+/* Takes an image of where the session stands, wherever that is: the shard may have posted it before
+ * it heard of the job that moved the session there, or lost it. */
 static bool is_export_only(const struct worker_job *job)
 {
     return job->start == WORKER_CONTINUE && job->stop_count == 0 && job->decode_max == 0;
 }
 
-static void export_beside(struct worker *worker, struct worker_job *job)
+static void export_now(struct worker *worker, struct worker_job *job)
 {
     job->begun_ns = kv_clock_stopwatch_ns();
     job->queue_ns = job->begun_ns - job->posted_ns;
-    fill_results(session_of(worker, job), job, KV_OK);
+    if (worker->slots[job->slot].lost) {
+        fill_lost(job, KV_CANCELLED);
+    } else {
+        fill_results(session_of(worker, job), job, KV_OK);
+    }
     post_back(worker, job);
 }
 
@@ -425,10 +440,11 @@ static void admit(struct worker *worker)
 
     while ((job = list_pop(&jobs)) != NULL) {
         const struct worker_job *running = worker->slots[job->slot].job;
-        if (running == NULL) {
+        const bool at_rest = running == NULL || running->phase == PHASE_DECODE;
+        if (at_rest && is_export_only(job)) {
+            export_now(worker, job);
+        } else if (running == NULL) {
             begin(worker, job);
-        } else if (running->phase == PHASE_DECODE && is_export_only(job)) {
-            export_beside(worker, job);
         } else {
             list_push(&worker->waiting, job);
         }

@@ -80,7 +80,8 @@ struct worker_job {
      * processed; the last is left pending. */
     uint32_t decode_max;
     struct eng_sampling sampling;
-    const uint32_t *forced; /* forced_count ids; the decode ends with them. NULL: sample. */
+    const uint32_t *forced; /* forced_count ids; the decode ends with them, and not at a stop token
+                             * before.  NULL: sample. */
     uint32_t forced_count;
     uint32_t stops_at[17]; /* Token ids that end the decode (eos included by the shard). */
     uint32_t stops_at_count;
@@ -89,9 +90,12 @@ struct worker_job {
     atomic_uint out_count;    /* Release-stored after the entry is written. */
     struct kv_msg progress;   /* Posted to reply after a token when progress_posted was false. */
     atomic_bool progress_posted; /* The shard clears it in progress.run. */
-    uint8_t *decode_export;   /* Image at the end (with the pending token); NULL: none. */
+    uint8_t *decode_export;   /* Image at the end (with the pending token); NULL: none.  Written
+                               * whenever the slot is kept, also when cancelled. */
 
-    /* An export-only job: no prefill, no decode: writes decode_export of the present state. */
+    /* An export-only job: WORKER_CONTINUE, no prefill, no decode: writes decode_export of the
+     * present state, also between two steps of a decode that runs in the slot; behind a prefill it
+     * waits.  start_tokens is not looked at.  KV_CANCELLED: the slot was lost meanwhile. */
 
     /* Results. */
     kv_status status; /* KV_OK, or KV_CANCELLED; KV_CORRUPT: import refused. */

@@ -79,12 +79,18 @@ static void test_cancel_too_late_to_go_back(void)
     EXPECT(run->job.stops[0].done && !run->job.stops[1].done);
     EXPECT_EQ_U32(run->job.state.tokens, 0);
 
+    /* There is nothing to export. */
+    run_again(run);
+    post(run);
+    bench_wait(&bench, 3);
+    EXPECT(run->job.status == KV_CANCELLED && !run->job.kept);
+
     /* The slot is as good as new. */
     run_again(run);
     run->job.start = WORKER_RESET;
     add_stop(run, 256, NULL);
     post(run);
-    bench_wait(&bench, 3);
+    bench_wait(&bench, 4);
     EXPECT(run->job.status == KV_OK && run->job.kept);
     EXPECT_EQ_U64(eng_model_wrong_bytes(bench.model), 0);
     run_destroy(run);
