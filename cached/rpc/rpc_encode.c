@@ -158,6 +158,7 @@ static const ProtobufCMessage *encode_prefill(struct request *req)
     m->epoch = out->epoch;
     m->stored_tokens = out->stored_tokens;
     m->weakened = out->weakened;
+    m->save_reason = reason_text(out->save_reason);
     return m->checkpoints == NULL || m->times == NULL ? NULL : &m->base;
 }
 
@@ -178,6 +179,7 @@ static const ProtobufCMessage *encode_decode(struct request *req)
     end->outcome = (Cached__Session__V1__Outcome)out->outcome;
     end->epoch = out->epoch;
     end->reason = reason_text(out->reason);
+    end->save_reason = reason_text(out->save_reason);
     m->end = end;
     return end->checkpoints == NULL || end->times == NULL ? NULL : &m->base;
 }

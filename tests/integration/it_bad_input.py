@@ -1,0 +1,762 @@
+"""Bad input through the real daemon: one clear error each, and the daemon goes on.
+
+Every failure reason of kvstore/format/reason.c is either provoked here or listed in LATER with why it
+cannot be provoked yet; a reason in neither list fails the test, so a new one comes with its case.
+Then what must keep a daemon from starting: one sentence and exit code 2.
+"""
+
+import os
+import random
+import re
+import socket
+import subprocess
+import time
+
+import grpc
+
+import daemon as d
+from daemon import admin_pb, check, equal, expect, failure, pack, pb
+
+INVALID = "INVALID_ARGUMENT"
+VOCAB = 512  # `tiny`, which SYNTHETIC takes its shape from.
+
+# Reasons that no client can bring about on purpose, or that need means this test does not have.
+LATER = {
+    "INTERNAL": "only a bug brings it about",
+    "SESSIONS_FULL": "needs 1048576 sessions",
+    "SSD_READ_ONLY": "needs a device that fails a flush; see the disk fault tests",
+}
+
+provoked = set()
+
+
+def case(reason):
+    """Marks a function that provokes a reason."""
+    def mark(function):
+        function.reason = reason
+        cases.append(function)
+        return function
+    return mark
+
+
+cases = []
+
+
+def fails(call, *args, code, reason, **kwargs):
+    got = expect(call, *args, code=code, reason=reason, **kwargs)
+    if got is not None and got.reason == reason:
+        provoked.add(reason)
+        check(got.domain == "cached", f"{reason}: the domain is cached")
+        check(bool(got.message) and got.message.endswith("."), f"{reason}: a sentence: {got!r}")
+    return got
+
+
+class World:
+    """One daemon with a session that has tokens, and one that has none."""
+
+    def __init__(self):
+        self.daemon = d.Daemon().start()
+        self.alice = self.daemon.client("alice").session
+        self.bob = self.daemon.client("bob").session
+        self.ops = self.daemon.client("ops").admin
+        self.alice.OpenSession(pb.OpenSessionRequest(session_id="s"))
+        self.alice.OpenSession(pb.OpenSessionRequest(session_id="empty"))
+        self.prefill = self.alice.Prefill(
+            pb.PrefillRequest(session_id="s", tokens=pack(range(40)), level=pb.LEVEL_SSD))
+
+
+def prefill(**fields):
+    fields.setdefault("session_id", "s")
+    fields.setdefault("tokens", pack([1, 2, 3, 4]))
+    return pb.PrefillRequest(**fields)
+
+
+def decode(**fields):
+    fields.setdefault("session_id", "s")
+    fields.setdefault("max_tokens", 4)
+    return pb.DecodeRequest(**fields)
+
+
+# ---- names and ids ----
+
+@case("SESSION_NOT_FOUND")
+def session_not_found(w):
+    calls = {
+        "GetSession": pb.GetSessionRequest(session_id="nobody"),
+        "CloseSession": pb.CloseSessionRequest(session_id="nobody"),
+        "Lookup": pb.LookupRequest(session_id="nobody", tokens=pack([1])),
+        "Prefill": prefill(session_id="nobody"),
+        "Decode": decode(session_id="nobody"),
+        "Checkpoint": pb.CheckpointRequest(session_id="nobody"),
+        "WaitDurable": pb.WaitDurableRequest(
+            session_id="nobody", checkpoint_id=bytes(16), level=pb.LEVEL_SSD),
+        "Rollback": pb.RollbackRequest(session_id="nobody", checkpoint_id=bytes(16)),
+    }
+    for name, request in calls.items():
+        unknown = fails(getattr(w.alice, name), request, code="NOT_FOUND",
+                        reason="SESSION_NOT_FOUND")
+        # Alice's session, asked for by Bob: the same answer, but for the id that was sent.
+        request.session_id = "s"
+        foreign = failure(getattr(w.bob, name), request)
+        if unknown is None or foreign is None:
+            continue
+        said = (foreign.code, foreign.reason, foreign.field, foreign.limit, foreign.message)
+        equal(said, (unknown.code, unknown.reason, unknown.field, unknown.limit, unknown.message),
+              f"{name}: a foreign session answers as an unknown one")
+        check(unknown.value in (None, "nobody") and foreign.value in (None, "s"),
+              f"{name}: the value is what was sent")
+
+
+@case("SESSION_EXISTS")
+def session_exists(w):
+    fails(w.alice.OpenSession,
+          pb.OpenSessionRequest(session_id="s", kind=pb.SESSION_KIND_EPHEMERAL),
+          code="ALREADY_EXISTS", reason="SESSION_EXISTS")
+    again = w.alice.OpenSession(pb.OpenSessionRequest(session_id="s"))
+    check(not again.created, "opening again with the same fields finds it")
+
+
+@case("SESSION_ID_INVALID")
+def session_id_invalid(w):
+    for bad in ("", "x" * 129, "a b", "a/b", "\u00e4", "a\n", "x" * 5000):
+        for name, request in {
+                "OpenSession": pb.OpenSessionRequest(session_id=bad),
+                "GetSession": pb.GetSessionRequest(session_id=bad),
+                "Prefill": prefill(session_id=bad)}.items():
+            fails(getattr(w.alice, name), request, code=INVALID, reason="SESSION_ID_INVALID",
+                  field="session_id")
+    longest = "x" * 128
+    check(w.alice.OpenSession(pb.OpenSessionRequest(session_id=longest)).created, "128 are fine")
+    fails(w.alice.OpenSession, pb.OpenSessionRequest(
+        session_id="sub", kind=pb.SESSION_KIND_SUB, parent_session_id="a b"),
+        code=INVALID, reason="SESSION_ID_INVALID", field="parent_session_id")
+
+
+@case("SESSION_KIND_INVALID")
+def session_kind_invalid(w):
+    fails(w.alice.OpenSession, pb.OpenSessionRequest(session_id="k", kind=9),
+          code=INVALID, reason="SESSION_KIND_INVALID", field="kind", limit="3", value="9")
+    fails(w.alice.OpenSession, pb.OpenSessionRequest(session_id="k", kind=pb.SESSION_KIND_SUB),
+          code=INVALID, reason="SESSION_KIND_INVALID", field="parent_session_id")
+    fails(w.alice.OpenSession, pb.OpenSessionRequest(session_id="k", parent_session_id="s"),
+          code=INVALID, reason="SESSION_KIND_INVALID", field="parent_session_id")
+
+
+@case("REQUEST_ID_INVALID")
+def request_id_invalid(w):
+    for bad in ("x" * 65, "a b", "\u00e4", "\x7f"):
+        fails(w.alice.Prefill, prefill(request_id=bad), code=INVALID,
+              reason="REQUEST_ID_INVALID", field="request_id")
+        fails(w.alice.OpenSession, pb.OpenSessionRequest(session_id="r", request_id=bad),
+              code=INVALID, reason="REQUEST_ID_INVALID", field="request_id")
+
+
+@case("TTL_INVALID")
+def ttl_invalid(w):
+    most = 30 * 24 * 3600 * 1000
+    fails(w.alice.OpenSession, pb.OpenSessionRequest(session_id="t", ttl_ms=most + 1),
+          code=INVALID, reason="TTL_INVALID", field="ttl_ms", limit=str(most),
+          value=str(most + 1))
+    check(w.alice.OpenSession(pb.OpenSessionRequest(session_id="t", ttl_ms=most)).created,
+          "30 days are fine")
+
+
+@case("SESSION_BUSY")
+def session_busy(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="busy"))
+    w.alice.Prefill(prefill(session_id="busy"))
+    stream = w.alice.Decode(decode(session_id="busy", max_tokens=65536, ignore_eos=True))
+    next(stream)
+    fails(w.alice.Prefill, prefill(session_id="busy"), code="ABORTED", reason="SESSION_BUSY")
+    stream.cancel()
+
+
+@case("STALE_EPOCH")
+def stale_epoch(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="epoch"))
+    first = w.alice.Prefill(prefill(session_id="epoch"))
+    w.alice.Prefill(prefill(session_id="epoch", tokens=pack([1, 2, 3, 4, 5, 6, 7, 8])))
+    moved = w.alice.Rollback(pb.RollbackRequest(
+        session_id="epoch", checkpoint_id=first.checkpoints[-1].id))
+    check(moved.epoch > first.epoch, "Rollback raises the epoch")
+    fails(w.alice.Prefill, prefill(session_id="epoch", epoch=first.epoch),
+          code="FAILED_PRECONDITION", reason="STALE_EPOCH")
+
+
+@case("CHECKPOINT_NOT_FOUND")
+def checkpoint_not_found(w):
+    unknown = bytes(range(16))
+    fails(w.alice.WaitDurable, pb.WaitDurableRequest(
+        session_id="s", checkpoint_id=unknown, level=pb.LEVEL_SSD),
+        code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND")
+    fails(w.alice.Rollback, pb.RollbackRequest(session_id="s", checkpoint_id=unknown),
+          code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND")
+    fails(w.alice.Prefill, prefill(parent_checkpoint_id=unknown),
+          code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND")
+
+
+@case("CHECKPOINT_OTHER_BRANCH")
+def checkpoint_other_branch(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="branch"))
+    left = w.alice.Prefill(prefill(session_id="branch", tokens=pack([1] * 40 + [2] * 40)))
+    w.alice.Prefill(prefill(session_id="branch", tokens=pack([1] * 40 + [3] * 40)))
+    fails(w.alice.Prefill, prefill(
+        session_id="branch", tokens=pack([4]), parent_checkpoint_id=left.checkpoints[-1].id),
+        code="FAILED_PRECONDITION", reason="CHECKPOINT_OTHER_BRANCH")
+
+
+@case("CHECKPOINT_ID_INVALID")
+def checkpoint_id_invalid(w):
+    for size in (0, 1, 15, 17, 1000):
+        fails(w.alice.Rollback, pb.RollbackRequest(session_id="s", checkpoint_id=bytes(size)),
+              code=INVALID, reason="CHECKPOINT_ID_INVALID", field="checkpoint_id",
+              value=str(size))
+        if size > 0:
+            fails(w.alice.Prefill, prefill(parent_checkpoint_id=bytes(size)), code=INVALID,
+                  reason="CHECKPOINT_ID_INVALID", field="parent_checkpoint_id", value=str(size))
+
+
+@case("CHECKPOINT_KIND_INVALID")
+def checkpoint_kind_invalid(w):
+    fails(w.alice.Checkpoint, pb.CheckpointRequest(session_id="s", kind=5), code=INVALID,
+          reason="CHECKPOINT_KIND_INVALID", field="kind", limit="4", value="5")
+
+
+@case("LEVEL_INVALID")
+def level_invalid(w):
+    ident = w.prefill.checkpoints[-1].id
+    for level in (0, 1, 4, 77):
+        fails(w.alice.WaitDurable, pb.WaitDurableRequest(
+            session_id="s", checkpoint_id=ident, level=level),
+            code=INVALID, reason="LEVEL_INVALID", field="level", value=str(level))
+    for level in (4, 99):
+        fails(w.alice.Prefill, prefill(level=level), code=INVALID, reason="LEVEL_INVALID")
+        fails(w.alice.Decode, decode(level=level), code=INVALID, reason="LEVEL_INVALID")
+
+
+@case("PAGE_TOKEN_INVALID")
+def page_token_invalid(w):
+    for token in ("x", "0" * 31, "G" * 32, "A" * 32, "0" * 33):
+        fails(w.alice.ListSessions, pb.ListSessionsRequest(page_token=token), code=INVALID,
+              reason="PAGE_TOKEN_INVALID", field="page_token")
+
+
+@case("PAGE_SIZE_INVALID")
+def page_size_invalid(w):
+    fails(w.alice.ListSessions, pb.ListSessionsRequest(page_size=1001), code=INVALID,
+          reason="PAGE_SIZE_INVALID", field="page_size", limit="1000", value="1001")
+    w.alice.ListSessions(pb.ListSessionsRequest(page_size=1000))
+
+
+# ---- tokens ----
+
+@case("TOKENS_EMPTY")
+def tokens_empty(w):
+    fails(w.alice.Prefill, prefill(tokens=b""), code=INVALID, reason="TOKENS_EMPTY",
+          field="tokens")
+    fails(w.alice.Lookup, pb.LookupRequest(session_id="s"), code=INVALID, reason="TOKENS_EMPTY",
+          field="tokens")
+
+
+@case("TOKENS_MALFORMED")
+def tokens_malformed(w):
+    for size in (1, 2, 3, 5, 4097):
+        fails(w.alice.Prefill, prefill(tokens=bytes(size)), code=INVALID,
+              reason="TOKENS_MALFORMED", field="tokens", value=str(size))
+    fails(w.alice.Decode, decode(forced_tokens=b"abc"), code=INVALID, reason="TOKENS_MALFORMED",
+          field="forced_tokens", value="3")
+
+
+@case("TOKEN_OUT_OF_VOCAB")
+def token_out_of_vocab(w):
+    for bad in (VOCAB, VOCAB + 1, 2**31, 2**32 - 1):
+        fails(w.alice.Prefill, prefill(tokens=pack([0, VOCAB - 1, bad, bad])), code=INVALID,
+              reason="TOKEN_OUT_OF_VOCAB", field="tokens[2]", limit=str(VOCAB), value=str(bad))
+    fails(w.alice.Decode, decode(forced_tokens=pack([1, VOCAB])), code=INVALID,
+          reason="TOKEN_OUT_OF_VOCAB", field="forced_tokens[1]")
+    fails(w.alice.Lookup, pb.LookupRequest(session_id="s", tokens=pack([VOCAB])), code=INVALID,
+          reason="TOKEN_OUT_OF_VOCAB", field="tokens[0]")
+
+
+@case("PROMPT_TOO_LONG")
+def prompt_too_long(w):
+    most = 1048576
+    for name, request in {"Prefill": prefill(tokens=bytes(4 * (most + 1))),
+                          "Lookup": pb.LookupRequest(session_id="s",
+                                                     tokens=bytes(4 * (most + 1)))}.items():
+        fails(getattr(w.alice, name), request, code="OUT_OF_RANGE", reason="PROMPT_TOO_LONG",
+              field="tokens", limit=str(most), value=str(most + 1))
+    found = w.alice.Lookup(pb.LookupRequest(session_id="s", tokens=bytes(4 * most)))
+    check(found.outcome != 0, "a prompt of the longest length is looked up")
+
+
+@case("STABLE_TOKENS_INVALID")
+def stable_tokens_invalid(w):
+    fails(w.alice.Prefill, prefill(stable_tokens=5), code=INVALID,
+          reason="STABLE_TOKENS_INVALID", field="stable_tokens", limit="4", value="5")
+
+
+@case("ANCHORS_INVALID")
+def anchors_invalid(w):
+    for anchors in ([1, 2, 3, 4, 4], [2, 1], [1, 1], [0], [5], [1, 2, 3, 4, 5]):
+        fails(w.alice.Prefill, prefill(anchors=anchors), code=INVALID, reason="ANCHORS_INVALID",
+              field="anchors")
+
+
+@case("MAX_TOKENS_INVALID")
+def max_tokens_invalid(w):
+    for most in (0, 65537, 2**32 - 1):
+        fails(w.alice.Decode, decode(max_tokens=most), code=INVALID,
+              reason="MAX_TOKENS_INVALID", field="max_tokens", value=str(most))
+    fails(w.alice.Decode, decode(max_tokens=1, forced_tokens=pack([1, 2])), code=INVALID,
+          reason="MAX_TOKENS_INVALID", field="forced_tokens", limit="1", value="2")
+
+
+@case("SAMPLING_INVALID")
+def sampling_invalid(w):
+    nan, inf = float("nan"), float("inf")
+    for bad in (-0.1, 10.5, nan, inf, -inf):
+        fails(w.alice.Decode, decode(temperature=bad), code=INVALID, reason="SAMPLING_INVALID",
+              field="temperature")
+    for bad in (-0.1, 1.5, nan, inf):
+        fails(w.alice.Decode, decode(top_p=bad), code=INVALID, reason="SAMPLING_INVALID",
+              field="top_p")
+
+
+@case("STOP_TOKENS_INVALID")
+def stop_tokens_invalid(w):
+    fails(w.alice.Decode, decode(stop_tokens=range(17)), code=INVALID,
+          reason="STOP_TOKENS_INVALID", field="stop_tokens", limit="16", value="17")
+    fails(w.alice.Decode, decode(stop_tokens=[VOCAB]), code=INVALID,
+          reason="STOP_TOKENS_INVALID", field="stop_tokens", limit=str(VOCAB), value=str(VOCAB))
+
+
+@case("FROM_POSITION_INVALID")
+def from_position_invalid(w):
+    for bad in (1048577, 2**32 - 1, 100000):
+        fails(w.alice.Decode, decode(from_position=bad), code="OUT_OF_RANGE",
+              reason="FROM_POSITION_INVALID", field="from_position", value=str(bad))
+
+
+@case("HEAD_EMPTY")
+def head_empty(w):
+    fails(w.alice.Decode, decode(session_id="empty"), code="FAILED_PRECONDITION",
+          reason="HEAD_EMPTY")
+
+
+# ---- transport and identity ----
+
+@case("MESSAGE_MALFORMED")
+def message_malformed(w):
+    rng = random.Random(1)
+    client = w.daemon.client("alice")
+    ops = w.daemon.client("ops")
+    # A length beyond the end; a group; a field number 0; an endless varint; random bytes.
+    sure = [b"\x0a\x7f", b"\x0b\x0c", b"\x02\x00", b"\xff" * 11, b"\x0a", b"\x12\x05ab"]
+    methods = [(client, f"/cached.session.v1.SessionService/{m}", m == "Decode") for m in (
+        "OpenSession", "Lookup", "Prefill", "Decode", "Checkpoint", "WaitDurable", "Rollback",
+        "CloseSession", "ListSessions", "GetSession")]
+    methods += [(ops, f"/cached.admin.v1.AdminService/{m}", False)
+                for m in ("GetStats", "AdvanceClock")]
+    for who, path, stream in methods:
+        for message in sure:
+            fails(who.raw, path, message, stream=stream, code=INVALID,
+                  reason="MESSAGE_MALFORMED", field="message")
+        for _ in range(20):
+            message = rng.randbytes(rng.randrange(1, 200))
+            try:
+                answer = who.raw(path, message, stream=stream)
+                if stream:
+                    list(answer)
+            except grpc.RpcError as error:
+                got = d.Failure(error)
+                check(got.reason is not None and got.code != "INTERNAL",
+                      f"{path}: random bytes have a reason: {got!r}")
+    # More than a token list may come with.
+    padding = b"\xa2\x06" + b"\x80\x80\x08" + bytes(131072)
+    fails(client.raw, "/cached.session.v1.SessionService/Prefill",
+          prefill().SerializeToString() + padding, code=INVALID, reason="MESSAGE_MALFORMED",
+          limit="65536")
+    for path in ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
+        fails(client.raw, path, b"\x0a\x7f", stream=path.endswith("Watch"), code=INVALID,
+              reason="MESSAGE_MALFORMED")
+    # Fields of a later version are none of our business.
+    later = prefill().SerializeToString() + b"\xa2\x06\x03abc\xa8\x06\x05"
+    client.raw("/cached.session.v1.SessionService/Prefill", later)
+
+
+@case("MESSAGE_TOO_LARGE")
+def message_too_large(w):
+    fails(w.alice.Prefill, prefill(tokens=bytes(8 << 20)), code="RESOURCE_EXHAUSTED",
+          reason="MESSAGE_TOO_LARGE", field="message", limit=str(8 << 20))
+    far = failure(w.alice.Prefill, prefill(tokens=bytes(12 << 20)))
+    check(far is not None and far.code == "RESOURCE_EXHAUSTED", f"far too large: {far!r}")
+
+
+@case("TOKEN_MISSING")
+def token_missing(w):
+    nobody = w.daemon.client(None)
+    token = d.TOKENS["alice"][2]
+    for metadata in ((), (("authorization", token),), (("authorization", "Bearer "),),
+                     (("authorization", f"Basic {token}"),),
+                     (("authorization", f"Bearer {token}"),) * 2):
+        fails(nobody.session.GetSession, pb.GetSessionRequest(session_id="s"),
+              metadata=metadata, code="UNAUTHENTICATED", reason="TOKEN_MISSING",
+              field="authorization")
+
+
+@case("TOKEN_UNKNOWN")
+def token_unknown(w):
+    for token in ("x", d.TOKENS["alice"][2] + "x", d.TOKENS["alice"][2][:-1], "y" * 3000):
+        stranger = w.daemon.client(None, token=token)
+        fails(stranger.session.GetSession, pb.GetSessionRequest(session_id="s"),
+              code="UNAUTHENTICATED", reason="TOKEN_UNKNOWN", field="authorization")
+
+
+@case("ROLE_DENIED")
+def role_denied(w):
+    fails(w.daemon.client("ops").session.GetSession, pb.GetSessionRequest(session_id="s"),
+          code="PERMISSION_DENIED", reason="ROLE_DENIED", field="role", value="ops")
+
+
+@case("NOT_IMPLEMENTED")
+def not_implemented(w):
+    client = w.daemon.client("alice")
+    fails(w.alice.Prefill, prefill(exact=True), code="UNIMPLEMENTED", reason="NOT_IMPLEMENTED",
+          field="exact")
+    served = {"OpenSession", "Lookup", "Prefill", "Decode", "Checkpoint", "WaitDurable",
+              "Rollback", "CloseSession", "ListSessions", "GetSession", "GetStats", "GetConfig",
+              "AdvanceClock"}
+    from cached.transfer.v1 import transfer_pb2 as transfer_pb
+    count = 0
+    for module, service in ((pb, "SessionService"), (admin_pb, "AdminService"),
+                            (transfer_pb, "TransferService")):
+        described = module.DESCRIPTOR.services_by_name[service]
+        for method in described.methods:
+            path = f"/{described.full_name}/{method.name}"
+            if method.name in served:
+                continue
+            got = fails(client.raw, path, b"", code="UNIMPLEMENTED", reason="NOT_IMPLEMENTED")
+            check(got is not None and method.name in got.message, f"{path}: the text names it")
+            count += 1
+    check(count == 24, f"24 methods of later versions, not {count}")
+
+
+@case("UNKNOWN_METHOD")
+def unknown_method(w):
+    client = w.daemon.client("alice")
+    for path in ("/cached.session.v1.SessionService/Nothing", "/a.b.C/D", "/x", "/",
+                 "/cached.session.v1.SessionService/prefill", "/" + "x" * 3000):
+        began = time.monotonic()
+        fails(client.raw, path, b"abc", code="UNIMPLEMENTED", reason="UNKNOWN_METHOD")
+        check(time.monotonic() - began < 2, f"{path[:40]}: answered at once")
+
+
+@case("UNKNOWN_SERVICE")
+def unknown_service(w):
+    fails(w.daemon.client(None).health.Check, d.health_pb2.HealthCheckRequest(service="x.Y"),
+          code="NOT_FOUND", reason="UNKNOWN_SERVICE")
+
+
+@case("CLOCK_NOT_VIRTUAL")
+def clock_not_virtual(w):
+    fails(w.ops.AdvanceClock, admin_pb.AdvanceClockRequest(ms=1000),
+          code="FAILED_PRECONDITION", reason="CLOCK_NOT_VIRTUAL")
+
+
+@case("CLOCK_STEP_INVALID")
+def clock_step_invalid(w):
+    most = 365 * 24 * 3600 * 1000
+    for bad in (0, most + 1, 2**64 - 1):
+        fails(w.ops.AdvanceClock, admin_pb.AdvanceClockRequest(ms=bad), code=INVALID,
+              reason="CLOCK_STEP_INVALID", field="ms", value=str(bad))
+
+
+# ---- seen in the log only: the caller has gone by then ----
+
+def logged(w, offset, reason):
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if f"status={reason}" in w.daemon.log(offset):
+            provoked.add(reason)
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@case("DEADLINE")
+def deadline(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="late"))
+    w.alice.Prefill(prefill(session_id="late"))
+    offset = len(w.daemon.log().encode())
+    began = time.monotonic()
+    got = failure(w.alice.Decode, decode(session_id="late", max_tokens=65536, ignore_eos=True),
+                  timeout=0.15)
+    check(got is not None and got.code == "DEADLINE_EXCEEDED", f"the deadline passed: {got!r}")
+    check(time.monotonic() - began < 2, "the deadline is kept")
+    check(logged(w, offset, "DEADLINE"), "the daemon ended it for its deadline")
+
+
+@case("CANCELLED")
+def cancelled(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="gone"))
+    w.alice.Prefill(prefill(session_id="gone"))
+    offset = len(w.daemon.log().encode())
+    stream = w.alice.Decode(decode(session_id="gone", max_tokens=65536, ignore_eos=True))
+    next(stream)
+    stream.cancel()
+    check(logged(w, offset, "CANCELLED"), "the daemon noticed that the caller has gone")
+
+
+# ---- room: each needs a daemon of its own ----
+
+@case("HBM_FULL")
+def hbm_full(_):
+    small = d.Daemon({"hbm.bytes": "1MiB"}).start()
+    alice = small.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="big"))
+    fails(alice.Prefill, prefill(session_id="big", tokens=bytes(4 * 200000)),
+          code="RESOURCE_EXHAUSTED", reason="HBM_FULL")
+    check(alice.Prefill(prefill(session_id="big")).prompt_tokens == 4, "a small one still fits")
+    small.stop()
+
+
+def fill(alice, reason, prompts):
+    """Prefills until an answer says why its checkpoint was not stored."""
+    for request in prompts:
+        answer = alice.Prefill(request)
+        if answer.save_reason:
+            if equal(answer.save_reason, reason, "why the checkpoint was not stored"):
+                provoked.add(reason)
+            return request.session_id
+    check(False, f"never {reason}")
+    return None
+
+
+@case("SSD_FULL")
+def ssd_full(_):
+    small = d.Daemon({"ssd.bytes": "1MiB", "ssd.segment_bytes": "1MiB"}).start()
+    alice = small.client().session
+    for i in range(64):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=f"s{i}"))
+    name = fill(alice, "SSD_FULL", (
+        prefill(session_id=f"s{i}", tokens=pack([i] * 2000)) for i in range(64))) or "s0"
+    list(alice.Decode(decode(session_id=name, no_checkpoint=True)))
+    fails(alice.Checkpoint, pb.CheckpointRequest(session_id=name), code="RESOURCE_EXHAUSTED",
+          reason="SSD_FULL")
+    check(small.is_up(), "the daemon is up")
+    small.stop()
+
+
+@case("INDEX_FULL")
+def index_full(_):
+    small = d.Daemon({"index.ram": "1MiB", "ssd.bytes": "1GiB", "ssd.segment_bytes": "64MiB",
+                      "hbm.bytes": "256MiB"}).start()
+    alice = small.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="deep"))
+    history = list(range(12))
+
+    def prompts():
+        for i in range(3000):
+            at = len(history)
+            history.extend((i + k) % VOCAB for k in range(5))
+            yield prefill(session_id="deep", tokens=pack(history), level=pb.LEVEL_ACCEPTED,
+                          anchors=[at + 1, at + 2, at + 3, at + 4])
+    name = fill(alice, "INDEX_FULL", prompts()) or "deep"
+    check(alice.Prefill(prefill(session_id=name)).prompt_tokens == 4, "it goes on computing")
+    check(small.is_up(), "the daemon is up")
+    small.stop()
+
+
+@case("QUEUE_FULL")
+def queue_full(_):
+    one = d.Daemon({"engine.live_sessions": "1"}).start()
+    alice = one.client().session
+    for name in ("a", "b"):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=name))
+    alice.Prefill(prefill(session_id="a"))
+    stream = alice.Decode(decode(session_id="a", max_tokens=65536, ignore_eos=True))
+    next(stream)
+    got = fails(alice.Prefill, prefill(session_id="b"), code="RESOURCE_EXHAUSTED",
+                reason="QUEUE_FULL", field="engine.live_sessions", limit="1")
+    check(got is not None and got.retry_ms > 0, f"it says when to try again: {got!r}")
+    stream.cancel()
+    one.stop()
+
+    # A decode each for more sessions than the daemon takes requests; 100 streams a connection.
+    count = 280
+    many = d.Daemon({"engine.live_sessions": str(count), "hbm.bytes": "256MiB",
+                     "pool.bytes": "64MiB"}).start()
+    clients = [many.client() for _ in range(4)]
+    for i in range(count):
+        clients[0].session.OpenSession(pb.OpenSessionRequest(session_id=f"q{i}"))
+        clients[0].session.Prefill(prefill(session_id=f"q{i}", no_checkpoint=True))
+    calls = [clients[i % 4].session.Decode(
+        decode(session_id=f"q{i}", max_tokens=1000, ignore_eos=True, no_checkpoint=True),
+        timeout=60) for i in range(count)]
+    refused, served = [], 0
+    for call in calls:
+        try:
+            served += sum(len(m.tokens) for m in call) == 4000
+        except grpc.RpcError as error:
+            refused.append(d.Failure(error))
+    check(len(refused) > 0, "some of them are refused")
+    check(all((f.code, f.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL") and f.retry_ms == 100
+              for f in refused), f"all of them with a retry time: {refused[:2]}")
+    if refused:
+        provoked.add(refused[0].reason)
+    equal(served + len(refused), count, "all others are served")
+    many.stop()
+
+
+@case("SHUTTING_DOWN")
+def shutting_down(_):
+    dying = d.Daemon().start()
+    alice = dying.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="s"))
+    alice.Prefill(prefill())
+    stream = alice.Decode(decode(max_tokens=65536, ignore_eos=True))
+    next(stream)
+    dying.process.terminate()
+    fails(lambda: list(stream), code="UNAVAILABLE", reason="SHUTTING_DOWN")
+    equal(dying.wait(), 0, "exit code")
+
+
+# ---- what keeps a daemon from starting ----
+
+def refuses(daemon, *words, what):
+    """Exit 2 and one sentence that has these words."""
+    code, said = daemon.refused()
+    own = [line for line in said.splitlines() if not re.match(r"\d{4}-\d\d-\d\dT", line)]
+    equal(code, 2, f"{what}: exit code")
+    check(len(own) == 1 and own[0].startswith("cached: "), f"{what}: one sentence: {said!r}")
+    for word in words:
+        check(word in said, f"{what}: names {word!r}: {said!r}")
+    check("event=ready" not in said, f"{what}: it never served")
+
+
+def start_failures(w):
+    refuses(d.Daemon({"state.dir": w.daemon.state}), str(w.daemon.process.pid), w.daemon.state,
+            what="second daemon on the same directory")
+    check(w.daemon.is_up(), "the first daemon is up")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refuses(d.Daemon({"server.listen": address}), address, what="port in use")
+    refuses(d.Daemon({"server.listen": f"127.0.0.1:{w.daemon.port}"}), str(w.daemon.port),
+            what="port of another daemon")
+    refuses(d.Daemon({"server.socket": w.daemon.socket}), w.daemon.socket,
+            what="socket of another daemon")
+    plain = os.path.join(d.scratch(), "plain")
+    with open(plain, "w", encoding="ascii") as f:
+        f.write("not a socket")
+    refuses(d.Daemon({"server.socket": plain}), plain, what="socket path is a file")
+    with open(plain, encoding="ascii") as f:
+        equal(f.read(), "not a socket", "the file is left alone")
+    refuses(d.Daemon({"state.dir": "/proc/nothing/state"}), "/proc/nothing/state",
+            what="state directory cannot be made")
+    refuses(d.Daemon({"state.dir": plain}), plain, what="state directory is a file")
+    refuses(d.Daemon({"state.dir": "/proc"}), "/proc", what="state directory is unwritable")
+    refuses(d.Daemon({"server.token_file": plain}), plain, what="token file is malformed")
+    refuses(d.Daemon({"server.token_file": "/nonexistent"}), "/nonexistent",
+            what="no token file")
+
+
+def full_directory():
+    mount = os.path.join(d.scratch(), "full")
+    os.mkdir(mount)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], check=False,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if made.returncode != 0:
+        print("skipped: full state directory (no right to mount)")
+        return
+    try:
+        with open(os.path.join(mount, "fill"), "wb") as f:
+            try:
+                f.write(bytes(2 << 20))
+            except OSError:
+                pass
+        refuses(d.Daemon({"state.dir": os.path.join(mount, "state")}), mount,
+                what="full state directory")
+    finally:
+        subprocess.run(["umount", mount], check=False)
+
+
+def find_mkmodel():
+    for root, _, names in os.walk(d.BUILD):
+        if "mkmodel" in names and os.access(os.path.join(root, "mkmodel"), os.X_OK):
+            return os.path.join(root, "mkmodel")
+    return None
+
+
+def model_failures():
+    def cpu(directory):
+        return d.Daemon({"engine.backend": "cpu", "engine.model_dir": directory})
+    refuses(cpu("/nonexistent"), "/nonexistent", what="no model directory")
+    empty = d.scratch()
+    refuses(cpu(empty), "config.json", what="empty model directory")
+    mkmodel = find_mkmodel()
+    if mkmodel is None:
+        print("skipped: damaged models (mkmodel is not built)")
+        return
+    model = os.path.join(d.scratch(), "tiny")
+    done = subprocess.run([mkmodel, "--out", model], check=False, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    if not check(done.returncode == 0, f"mkmodel: {done.stdout!r}"):
+        return
+    weights = os.path.join(model, "model.safetensors")
+    with open(weights, "rb") as f:
+        whole = f.read()
+    for what, data in (("half-written", whole[:len(whole) // 2]), ("7 bytes", whole[:7]),
+                       ("empty", b""), ("one byte short", whole[:-1]),
+                       ("huge header", b"\xff" * 8 + whole[8:]),
+                       ("garbage header", whole[:8] + b"x" * 64 + whole[72:])):
+        with open(weights, "wb") as f:
+            f.write(data)
+        refuses(cpu(model), "safetensors", what=f"safetensors {what}")
+    os.unlink(weights)
+    refuses(cpu(model), "safetensors", what="no safetensors")
+    os.mkdir(weights)
+    refuses(cpu(model), "safetensors", what="safetensors is a directory")
+    with open(os.path.join(model, "config.json"), "w", encoding="ascii") as f:
+        f.write("{")
+    refuses(cpu(model), "config.json", what="broken config.json")
+
+
+def failure_reasons():
+    """Names of all reasons that are failures, from the table itself."""
+    with open(os.path.join(d.SOURCE, "kvstore/format/reason.c"), encoding="utf-8") as f:
+        pairs = re.findall(r"REASON\(([A-Z_]+),\s*([A-Z_]+),", f.read())
+    return [name for name, code in pairs if code != "OUTCOME"]
+
+
+def main():
+    w = World()
+    for function in cases:
+        began = time.monotonic()
+        function(w)
+        print(f"{function.reason}: {time.monotonic() - began:.1f} s")
+        check(w.daemon.is_up(), f"after {function.reason}: the daemon is up")
+    stats = w.daemon.client("ops").admin.GetStats(admin_pb.GetStatsRequest())
+    equal(stats.requests_inflight, 0, "requests in flight after all of it")
+    check(w.alice.GetSession(pb.GetSessionRequest(session_id="s")).session.session_id == "s",
+          "the session is there")
+    start_failures(w)
+    code, seconds = w.daemon.stop()
+    equal(code, 0, "exit code")
+    check(seconds < 10, f"stopped in {seconds:.1f} s")
+    full_directory()
+    model_failures()
+
+    reasons = failure_reasons()
+    check(len(reasons) > 40, f"the table was read: {len(reasons)} reasons")
+    for reason in reasons:
+        if reason in provoked:
+            check(reason not in LATER, f"{reason} is provoked and need not be marked")
+        elif check(reason in LATER, f"{reason} has neither a case nor a mark"):
+            print(f"skipped: {reason}: {LATER[reason]}")
+    d.finish()
+
+
+main()
