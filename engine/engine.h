@@ -73,8 +73,8 @@ void eng_session_copy(struct eng_session *to, const struct eng_session *from);
 void eng_session_reset(struct eng_session *session);
 
 /* pages[i] holds tokens 128i.. and is layout.page_bytes long; the array and the pages are borrowed
- * until the next set_pages or reset.  Rows and ids of tokens the session computes are written there;
- * rows below the position the call started from are only read. */
+ * until the next set_pages or reset.  Rows and ids of tokens the session computes are written
+ * there; rows below the position the call started from are only read. */
 void eng_session_set_pages(struct eng_session *session, uint8_t *const *pages, uint32_t count);
 
 /* Takes over windows, tails and pending token of `image` (verified by the caller with

@@ -33,7 +33,8 @@ struct kv_page_header {
 
 /* Writes the header and the checksum.  Bytes beyond `count` tokens must already be zero if the
  * page is to be bit-equal for equal content (kv_page_clear_after does that). */
-void kv_page_seal(const struct kv_layout *layout, uint8_t *page, const struct kv_page_header *header);
+void kv_page_seal(const struct kv_layout *layout, uint8_t *page,
+                  const struct kv_page_header *header);
 
 /* KV_CORRUPT with the first field that does not match.  `want` names what the index expects; all
  * its fields are compared. */

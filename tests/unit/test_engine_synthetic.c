@@ -113,6 +113,66 @@ static void test_speed(struct rig *a)
     EXPECT(seconds < 10); /* Far below what it should be, so that a busy machine does not fail. */
 }
 
+/* The real model's config, with Engram and drafting, which only the CPU backend leaves out. */
+static const char real_config[] =
+    "{\"_name_or_path\": \"deepseek-ai/DeepSeek-V4.1-Flash\", \"model_type\": \"deepseek_v41\","
+    " \"eos_token_id\": 1, \"image_token_id\": 129264, \"text_config\": {"
+    "\"vocab_size\": 129280, \"hidden_size\": 5120, \"num_hidden_layers\": 40,"
+    "\"num_attention_heads\": 64, \"num_key_value_heads\": 1, \"head_dim\": 512,"
+    "\"qk_rope_head_dim\": 64, \"q_lora_rank\": 1280, \"o_groups\": 8, \"o_lora_rank\": 1024,"
+    "\"sliding_window\": 128, \"compress_ratios\": [0,0,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,"
+    "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,0,0,0],"
+    "\"kv_source_layer_ids\": [2,8,14,20], \"index_source_layer_ids\": [2,8,14,20,24,28,32,36],"
+    "\"index_n_heads\": 32, \"index_head_dim\": 128, \"index_topk\": 512,"
+    "\"candidate_source_layer_id\": 20, \"candidate_topk_blocks\": 2048,"
+    "\"candidate_block_size\": 8, \"rope_theta\": 10000, \"compress_rope_theta\": 160000,"
+    "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 16, \"beta_fast\": 32,"
+    "\"beta_slow\": 1, \"original_max_position_embeddings\": 65536},"
+    "\"n_routed_experts\": 384, \"num_experts_per_tok\": 6, \"n_shared_experts\": 1,"
+    "\"moe_intermediate_size\": 2304, \"scoring_func\": \"sqrtsoftplus\","
+    "\"topk_method\": \"noaux_tc\", \"norm_topk_prob\": true, \"routed_scaling_factor\": 1.5,"
+    "\"swiglu_limit\": 10.0, \"rms_norm_eps\": 1e-20, \"hc_mult\": 4,"
+    "\"hc_sinkhorn_iters\": 20, \"hc_eps\": 1e-6, \"engram_layer_ids\": [1, 14],"
+    "\"num_nextn_predict_layers\": 3}}";
+
+static void test_real_layout(void)
+{
+    char dir[] = "/tmp/eng-test-XXXXXX", path[64];
+    struct rig a, b;
+
+    EXPECT(mkdtemp(dir) != NULL);
+    (void)snprintf(path, sizeof(path), "%s/config.json", dir);
+    FILE *file = fopen(path, "w");
+    EXPECT(file != NULL && fputs(real_config, file) >= 0 && fclose(file) == 0);
+    struct eng_model *model = fixture_open(dir, ENG_BACKEND_SYNTHETIC);
+    EXPECT(unlink(path) == 0 && rmdir(dir) == 0);
+    const struct kv_layout *layout = eng_model_layout(model);
+    EXPECT_EQ_STR(eng_model_name(model), "DeepSeek-V4.1-Flash");
+    EXPECT_EQ_U32(layout->page_bytes, 114688);
+    EXPECT_EQ_U32(layout->window_row_bytes, 528);
+    EXPECT_EQ_U32(layout->sources[3].main_bytes, 288);
+    EXPECT_EQ_U32(layout->sources[3].index_bytes, 68);
+    EXPECT_EQ_U32(layout->sources[0].tail_bytes, 4096);
+    EXPECT_EQ_U32(layout->draft_stages, 3);
+    EXPECT_EQ_U32(layout->encoder_layers, 20);
+
+    rig_init(&a, model);
+    rig_init(&b, model);
+    rig_prefill(&a, ids, 301);
+    rig_export(&a);
+    EXPECT_EQ_U32(a.state.draft_first, 301 - 128);
+    rig_restore(&b, &a, ids, 301);
+    rig_prefill(&a, ids, 310);
+    rig_prefill(&b, ids, 310);
+    expect_same(&a, &b);
+    EXPECT_EQ_U64(eng_model_wrong_bytes(model), 0);
+    a.image[kv_layout_window_offset(layout, 42) + 100 * 528] ^= 1;
+    EXPECT_EQ_U64(wrong_after_import(&b, &a), 1);
+    rig_fini(&a);
+    rig_fini(&b);
+    eng_model_close(model);
+}
+
 int main(void)
 {
     struct rig a, b;
@@ -129,5 +189,6 @@ int main(void)
     rig_fini(&a);
     rig_fini(&b);
     eng_model_close(model);
+    test_real_layout();
     HARNESS_END();
 }
