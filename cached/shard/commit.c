@@ -19,18 +19,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct kv_checkpoint_id checkpoint_id(const struct kv_digest *digest,
-                                             const uint32_t *replays, uint32_t count)
+/* From content: the digest at t and the positions of all clipped replays below it. */
+static bool checkpoint_id(const struct live *live, uint32_t tokens, const struct kv_digest *digest,
+                          struct kv_checkpoint_id *ret_id)
 {
-    uint8_t bytes[32 + 4 * KV_REPLAYS_MAX];
+    const uint32_t count = live_replays(live, 0, tokens, NULL, 0);
+    uint32_t *replays = malloc(sizeof(*replays) * KV_MAX(count, 1u));
+    uint8_t *bytes = malloc(32 + 4 * (size_t)count);
     struct kv_digest hash;
-    struct kv_checkpoint_id id;
-    memcpy(bytes, digest->bytes, 32);
-    for (uint32_t i = 0; i < count; i++)
-        kv_store32(bytes + 32 + 4 * i, replays[i]);
-    kv_sha256(bytes, 32 + 4 * (size_t)count, &hash);
-    memcpy(id.bytes, hash.bytes, sizeof(id.bytes));
-    return id;
+    const bool ok = replays != NULL && bytes != NULL;
+    if (ok) {
+        (void)live_replays(live, 0, tokens, replays, count);
+        memcpy(bytes, digest->bytes, 32);
+        for (uint32_t i = 0; i < count; i++)
+            kv_store32(bytes + 32 + 4 * i, replays[i]);
+        kv_sha256(bytes, 32 + 4 * (size_t)count, &hash);
+        memcpy(ret_id->bytes, hash.bytes, sizeof(ret_id->bytes));
+    }
+    free(replays);
+    free(bytes);
+    return ok;
 }
 
 /* What a commit knows of the pages it touches, by position in the live table. */
@@ -79,8 +87,7 @@ static uint32_t edge_page(struct shard *shard, struct live *live, struct touched
 
 static struct kv_node *make_node(struct shard *shard, struct live *live, struct touched *touched,
                                  const struct commit_point *point, struct kv_node *parent,
-                                 const struct kv_checkpoint_id *id, const struct kv_digest *digest,
-                                 uint32_t replay_count)
+                                 const struct kv_checkpoint_id *id, const struct kv_digest *digest)
 {
     struct kv_store *store = shard->store;
     const uint32_t first = (parent == NULL ? 0 : parent->tokens) / KV_PAGE_TOKENS;
@@ -98,8 +105,10 @@ static struct kv_node *make_node(struct shard *shard, struct live *live, struct 
     node->digest = *digest;
     node->kind = point->kind;
     node->created_ms = kv_store_now_ms(store);
-    node->replay_count = (uint8_t)replay_count;
-    memcpy(node->replays, live->replays, sizeof(*node->replays) * replay_count);
+    uint32_t replays[KV_REPLAYS_MAX];
+    const uint32_t replay_count = live_replays(live, parent == NULL ? 0 : parent->tokens,
+                                               point->tokens, replays, KV_REPLAYS_MAX);
+    kv_index_node_mark(node, replays, KV_MIN(replay_count, KV_REPLAYS_MAX));
     node->image.lost = KV_REASON_CAPACITY; /* Until an image is attached. */
     kv_index_renew(node, node->created_ms);
 out:
@@ -146,10 +155,8 @@ static bool place_point(struct shard *shard, struct live *live, struct commit *c
     const uint32_t k = point->tokens / KV_PAGE_TOKENS;
     const struct kv_digest digest =
         kv_digest_at(&live->chain[k], point->tokens, live->ids + (size_t)k * KV_PAGE_TOKENS);
-    uint32_t replay_count = 0;
-    while (replay_count < live->replay_count && live->replays[replay_count] < point->tokens)
-        replay_count++;
-    const struct kv_checkpoint_id id = checkpoint_id(&digest, live->replays, replay_count);
+    struct kv_checkpoint_id id;
+    if (!checkpoint_id(live, point->tokens, &digest, &id)) return false;
 
     struct kv_node *node = kv_index_node_find(live->session, &id);
     point->existed = node != NULL;
@@ -157,7 +164,7 @@ static bool place_point(struct shard *shard, struct live *live, struct commit *c
         struct kv_node *parent = live->node;
         while (parent != NULL && parent->tokens >= point->tokens)
             parent = parent->parent;
-        node = make_node(shard, live, touched, point, parent, &id, &digest, replay_count);
+        node = make_node(shard, live, touched, point, parent, &id, &digest);
         if (node == NULL) return false;
         commit->nodes[commit->node_count++] = node;
     } else {
@@ -167,7 +174,14 @@ static bool place_point(struct shard *shard, struct live *live, struct commit *c
     point->node = node;
     attach_image(shard, point, node);
     demote_superseded(shard, node);
-    if (live->node == NULL || node->tokens > live->node->tokens) live->node = node;
+    if (live->node == NULL || node->tokens > live->node->tokens) {
+        live->node = node;
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < live->replay_count; i++) {
+            if (live->replays[i] >= node->tokens) live->replays[kept++] = live->replays[i];
+        }
+        live->replay_count = kept;
+    }
     return true;
 }
 

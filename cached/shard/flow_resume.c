@@ -255,11 +255,20 @@ static bool take_image(struct flow *flow, struct kv_node *node)
     return true;
 }
 
-static void copy_replays(struct flow *flow, const uint32_t *replays, uint32_t count, uint32_t below)
+/* Clipped replays below h since the deepest checkpoint at or below h: what the next checkpoint's
+ * edge starts with.  Returns how many there are. */
+static uint32_t edge_replays(struct flow *flow, bool from_live, const struct kv_node *node,
+                             uint32_t h)
 {
-    flow->replay_count = 0;
-    for (uint32_t i = 0; i < count && replays[i] < below; i++)
-        flow->replays[flow->replay_count++] = replays[i];
+    const struct live *live = flow->session->live;
+    struct kv_node *path = from_live ? live->node : (struct kv_node *)(uintptr_t)node;
+    const struct kv_node *anchor = kv_index_ancestor(path, h);
+    const uint32_t from = anchor == NULL ? 0 : anchor->tokens;
+    const uint32_t count =
+        from_live ? live_replays(live, from, h, flow->replays, KV_REPLAYS_MAX)
+                  : kv_index_replays(node, from, h, flow->replays, KV_REPLAYS_MAX);
+    flow->replay_count = KV_MIN(count, KV_REPLAYS_MAX);
+    return count;
 }
 
 /* What the tree and the live session offer, as numbers for the pure rule. */
@@ -293,11 +302,12 @@ static struct offer weigh(struct flow *flow)
     return offer;
 }
 
-static uint32_t replays_on(const struct flow *flow, const struct offer *offer)
+/* Whether the edge of the next checkpoint has no room for one more clipped replay. */
+static bool replays_exhausted(struct flow *flow, const struct offer *offer)
 {
-    const struct live *live = flow->session->live;
-    if (offer->rows_tree < flow->live_match) return live->replay_count;
-    return offer->rows_node == NULL ? 0 : offer->rows_node->replay_count;
+    if (offer->rows == 0) return false;
+    const bool from_live = offer->rows_tree <= flow->live_match;
+    return edge_replays(flow, from_live, offer->rows_node, offer->rows & ~1u) >= KV_REPLAYS_MAX;
 }
 
 static enum kv_reason plan_reason(const struct flow *flow, const struct offer *offer)
@@ -350,7 +360,7 @@ static bool plan_pending(struct flow *flow)
                                   .prompt_tokens = head->tokens};
     flow->source = SOURCE_NODE;
     flow->node = head;
-    copy_replays(flow, head->replays, head->replay_count, UINT32_MAX);
+    flow->replay_count = 0;
     return true;
 }
 
@@ -359,7 +369,6 @@ static void stage_read(struct flow *flow);
 /* EXACT takes the window with its path, REPLAY the path with the most rows. */
 static bool choose_source(struct flow *flow, const struct offer *offer)
 {
-    const struct live *live = flow->session->live;
     const uint32_t h = flow->plan.restore_tokens;
     const bool exact = flow->plan.kind == KV_PLAN_EXACT;
     flow->source = SOURCE_NONE;
@@ -370,12 +379,12 @@ static bool choose_source(struct flow *flow, const struct offer *offer)
         exact ? offer->image_live >= offer->image_tree : flow->live_match >= offer->rows_tree;
     if (from_live) {
         flow->source = SOURCE_LIVE;
-        copy_replays(flow, live->replays, live->replay_count, h);
+        (void)edge_replays(flow, true, NULL, h);
     } else {
         flow->source = SOURCE_NODE;
         flow->node = exact ? offer->image_node : offer->rows_node;
         if (exact && !flow->plan_only && !take_image(flow, flow->node)) return false;
-        copy_replays(flow, flow->node->replays, flow->node->replay_count, h);
+        (void)edge_replays(flow, false, flow->node, h);
     }
     if (!exact) flow->replays[flow->replay_count++] = h;
     return true;
@@ -397,7 +406,7 @@ static void stage_plan(struct flow *flow)
         const struct kv_found found = {
             .rows_tokens = flow->req->out.weakened > WEAKEN_MAX ? 0 : offer.rows,
             .image_tokens = flow->req->out.weakened > WEAKEN_MAX ? 0 : offer.image,
-            .replays_exhausted = replays_on(flow, &offer) >= KV_REPLAYS_MAX,
+            .replays_exhausted = replays_exhausted(flow, &offer),
         };
         flow->plan = kv_plan_resume(window, found, flow->count);
     } while (!choose_source(flow, &offer)); /* A damaged window is gone the next time round. */
@@ -571,8 +580,10 @@ static void stage_prepare(struct flow *flow)
         job->image_state = flow->image_state;
     }
     kv_index_renew(live->node, kv_store_now_ms(shard->store));
-    flow->req->out.approximate = live->replay_count > 0;
-    flow->req->out.approx_from = live->replay_count > 0 ? live->replays[0] : 0;
+    const bool path_marked = live->node != NULL && live->node->replay_total > 0;
+    flow->req->out.approximate = path_marked || live->replay_count > 0;
+    if (flow->req->out.approximate)
+        flow->req->out.approx_from = path_marked ? live->node->approx_from : live->replays[0];
     flow->ready(flow);
 }
 

@@ -220,3 +220,15 @@ kv_status live_chain(struct live *live, uint32_t tokens)
     }
     return KV_OK;
 }
+
+uint32_t live_replays(const struct live *live, uint32_t from, uint32_t below, uint32_t *out,
+                      uint32_t max)
+{
+    uint32_t count = kv_index_replays(live->node, from, below, out, max);
+    for (uint32_t i = 0; i < live->replay_count; i++) {
+        if (live->replays[i] < from || live->replays[i] >= below) continue;
+        if (count < max) out[count] = live->replays[i];
+        count++;
+    }
+    return count;
+}

@@ -25,7 +25,7 @@ struct live {
     struct kv_image_state state; /* Where the engine's session stands. */
     bool has_logits;
     struct kv_node *node; /* Deepest checkpoint of its history; NULL: position 0. */
-    uint32_t replays[KV_REPLAYS_MAX];
+    uint32_t replays[KV_REPLAYS_MAX]; /* H of clipped replays since `node`, ascending. */
     uint32_t replay_count;
     uint32_t *ids; /* Token log [0, state.tokens), then the pending token if any. */
     uint32_t ids_capacity;
@@ -52,6 +52,10 @@ kv_status live_install(struct shard *shard, struct live *live, const uint32_t *p
 /* Writable pages for positions up to `tokens`. */
 kv_status live_extend(struct shard *shard, struct live *live, uint32_t tokens) KV_MUST_CHECK;
 kv_status live_reserve_ids(struct live *live, uint32_t tokens) KV_MUST_CHECK;
+/* Clipped replays of the live history with from <= H < below, ascending; returns how many there
+ * are, at most max are written. */
+uint32_t live_replays(const struct live *live, uint32_t from, uint32_t below, uint32_t *out,
+                      uint32_t max);
 /* Chain values up to floor(tokens / 128), from the log. */
 kv_status live_chain(struct live *live, uint32_t tokens) KV_MUST_CHECK;
 /* Frees idle live sessions (not `keep`) until `slots` HBM slots can be had. */
@@ -120,7 +124,7 @@ struct flow {
     struct kv_node *node; /* SOURCE_NODE: whose path; for EXACT also whose image. */
     uint32_t image_slot;  /* Pinned pool slot, or NONE. */
     struct kv_image_state image_state;
-    uint32_t replays[KV_REPLAYS_MAX];
+    uint32_t replays[KV_REPLAYS_MAX]; /* Of the chosen history since its deepest node <= H. */
     uint32_t replay_count;
 
     struct kv_read read;

@@ -37,7 +37,7 @@ static bool node_better(const struct kv_node *a, const struct kv_node *b)
 {
     if (b == NULL) return true;
     if (a->tokens != b->tokens) return a->tokens > b->tokens;
-    return a->replay_count < b->replay_count;
+    return a->replay_total < b->replay_total;
 }
 
 /* Forgets what cannot reach what is known already: almost all branches leave in an earlier page. */
@@ -181,7 +181,7 @@ static void window_consider(const struct kv_layout *layout, struct kv_pool *pool
     if (share == 0 || !kv_pool_has(pool, &node->image, now_ns)) return;
     const uint32_t cut = kv_image_cut(layout, &node->image_state, share);
     if (cut == 0 || cut < *best) return;
-    if (cut > *best || (*best_node != NULL && node->replay_count < (*best_node)->replay_count)) {
+    if (cut > *best || (*best_node != NULL && node->replay_total < (*best_node)->replay_total)) {
         *best = cut;
         *best_node = node;
     }

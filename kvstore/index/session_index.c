@@ -238,7 +238,38 @@ struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *ses
     node->sibling = *list;
     *list = node;
     session->node_count++;
+    kv_index_node_mark(node, NULL, 0);
     return node;
+}
+
+void kv_index_node_mark(struct kv_node *node, const uint32_t *replays, uint32_t count)
+{
+    assert(count <= KV_REPLAYS_MAX);
+    const struct kv_node *parent = node->parent;
+    node->replay_count = (uint8_t)count;
+    for (uint32_t i = 0; i < count; i++)
+        node->replays[i] = replays[i];
+    node->replay_total = count + (parent == NULL ? 0 : parent->replay_total);
+    node->approx_from = parent == NULL ? UINT32_MAX : parent->approx_from;
+    if (node->approx_from == UINT32_MAX && count > 0) node->approx_from = replays[0];
+}
+
+uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t below, uint32_t *out,
+                          uint32_t max)
+{
+    uint32_t count = 0;
+    for (const struct kv_node *up = node; up != NULL && up->tokens > from; up = up->parent) {
+        for (uint32_t i = 0; i < up->replay_count; i++)
+            count += up->replays[i] >= from && up->replays[i] < below;
+    }
+    uint32_t at = count; /* The path is walked from its end: filled from the back. */
+    for (const struct kv_node *up = node; up != NULL && up->tokens > from; up = up->parent) {
+        for (uint32_t i = up->replay_count; i-- > 0;) {
+            if (up->replays[i] < from || up->replays[i] >= below) continue;
+            if (--at < max) out[at] = up->replays[i];
+        }
+    }
+    return count;
 }
 
 void kv_index_node_remove(struct kv_index *index, struct kv_node *node)

@@ -61,8 +61,11 @@ struct kv_node {
     uint64_t created_ms, used_ms;
     struct kv_pool_ref image;
     struct kv_image_state image_state; /* Valid while image.slot is. */
-    uint32_t replays[KV_REPLAYS_MAX];  /* H of each clipped replay below, ascending. */
+    uint32_t replays[KV_REPLAYS_MAX];  /* H of each clipped replay of its edge, ascending:
+                                          parent.tokens <= H < tokens. */
     uint8_t replay_count;
+    uint32_t replay_total; /* Of the whole path. */
+    uint32_t approx_from;  /* First H of the whole path; UINT32_MAX: the rows are exact. */
     uint8_t kind;
     bool durable;
     bool foreign; /* Of another model: never matched. */
@@ -127,6 +130,12 @@ struct kv_session *kv_index_session_next(struct kv_index *index, uint32_t *bucke
 struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *session,
                                   struct kv_node *parent, uint32_t tokens, const uint32_t *pages,
                                   uint32_t page_count);
+/* The clipped replays of a new node's edge (count <= KV_REPLAYS_MAX): sets its marks. */
+void kv_index_node_mark(struct kv_node *node, const uint32_t *replays, uint32_t count);
+/* Clipped replays on the path to node with from <= H < below, ascending.  Returns how many there
+ * are; at most max are written. */
+uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t below, uint32_t *out,
+                          uint32_t max);
 /* Unlinks and frees a leaf (asserted); drops its page references. */
 void kv_index_node_remove(struct kv_index *index, struct kv_node *node);
 struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_checkpoint_id *id);

@@ -160,8 +160,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     node->digest = record->digest;
     node->kind = record->kind;
     node->created_ms = record->created_ms;
-    node->replay_count = (uint8_t)record->replay_count;
-    memcpy(node->replays, record->replays, sizeof(node->replays));
+    kv_index_node_mark(node, record->replays, record->replay_count);
     node->durable = true;
     node->foreign = record->model_tag != kv_index_model_tag(store->index);
     node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */

@@ -178,7 +178,7 @@ static void test_marks_and_strangers(void)
         ids[t] = t;
     struct kv_node *marked = add_node(world, NULL, ids, 150);
     struct kv_node *plain = add_node(world, NULL, ids, 150);
-    marked->replay_count = 1;
+    kv_index_node_mark(marked, &(uint32_t){140}, 1);
     EXPECT_EQ_U32(run(world, &match, ids, 200, chain, &source, &diverged), 150);
     EXPECT(source == plain); /* The unmarked of two with the same tokens. */
     EXPECT_EQ_U32(diverged, UINT32_MAX);
