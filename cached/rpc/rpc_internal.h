@@ -94,6 +94,7 @@ struct rpc_server {
     uint32_t expected[RPC_METHOD_COUNT]; /* `accepted` tags outstanding. */
     uint32_t watchers;
     uint64_t stop_ns;
+    uint32_t idle_ticks; /* While stopping: without a call. */
     bool is_cancelled;
     bool is_down;
     struct rpc_stats stats;

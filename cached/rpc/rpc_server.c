@@ -233,7 +233,11 @@ static void tick(struct rpc_server *server)
         }
         return;
     }
-    const bool is_due = stops > 1 || now_ns - server->stop_ns >= RPC_STOP_GRACE_NS;
+    /* Without calls only connections are left, and a client that is not polling would keep its own
+     * until the grace time ends.  Two ticks, so that the last answers are on their way. */
+    server->idle_ticks = server->call_count > 0 ? 0 : server->idle_ticks + 1;
+    const bool is_due =
+        stops > 1 || server->idle_ticks >= 2 || now_ns - server->stop_ns >= RPC_STOP_GRACE_NS;
     if (!is_due || server->is_cancelled) return;
     server->is_cancelled = true;
     grpc_server_cancel_all_calls(server->grpc);

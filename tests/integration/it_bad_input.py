@@ -592,12 +592,12 @@ def queue_full(_):
         clients[0].session.OpenSession(pb.OpenSessionRequest(session_id=f"q{i}"))
         clients[0].session.Prefill(prefill(session_id=f"q{i}", no_checkpoint=True))
     calls = [clients[i % 4].session.Decode(
-        decode(session_id=f"q{i}", max_tokens=1000, ignore_eos=True, no_checkpoint=True),
+        decode(session_id=f"q{i}", max_tokens=300, ignore_eos=True, no_checkpoint=True),
         timeout=60) for i in range(count)]
     refused, served = [], 0
     for call in calls:
         try:
-            served += sum(len(m.tokens) for m in call) == 4000
+            served += sum(len(m.tokens) for m in call) == 1200
         except grpc.RpcError as error:
             refused.append(d.Failure(error))
     check(len(refused) > 0, "some of them are refused")
