@@ -207,6 +207,8 @@ def test_demo(directory):
 def test_replay(directory):
     """On its own daemon, which is gone afterwards; synthetic, so every byte is checked."""
     tool = Tool("unix:" + os.path.join(directory, "none"), None)
+    own = d.scratch()
+    tool.env["TMPDIR"] = own
     got = tool.json("trace", "replay", EXCERPT, "--spawn", "synthetic", "--daemon", d.BINARY,
                     "--interleave", "4", "--json", "--quiet")
     d.equal(got.get("wrong_bytes"), 0, "wrong bytes")
@@ -216,8 +218,18 @@ def test_replay(directory):
     text = tool.code(0, "trace", "replay", EXCERPT, "--spawn", "synthetic", "--daemon", d.BINARY,
                      "--sessions", "2", "--clock").stdout
     d.check("0 wrong bytes" in text, "the sentence the release looks for")
-    left = [name for name in os.listdir("/tmp") if name.startswith("cachectl.")]
-    d.equal(left, [], "directories left behind")
+    d.equal(os.listdir(own), [], "directories left behind")
+
+    # Ctrl-C in the middle: the daemon ends and its directory goes, too.
+    process = subprocess.Popen([CACHECTL, "trace", "replay", EXCERPT, "--spawn", "synthetic",
+                                "--daemon", d.BINARY], env=tool.env, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    process.stderr.readline()  # "started ..."
+    process.send_signal(signal.SIGINT)
+    talk = process.communicate(timeout=60)[1]
+    d.equal(process.returncode, 1, "an interrupted replay fails: " + talk)
+    d.check("interrupted" in talk, "and says so")
+    d.equal(os.listdir(own), [], "directories left behind by an interrupted replay")
 
 
 def test_bench():

@@ -172,7 +172,7 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
                    "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
                    "[state]\ndir = %s/state\n"
                    "[engine]\nbackend = %s\n%s%s\n"
-                   "[hbm]\nbytes = 512MiB\n[pool]\nbytes = 256MiB\n"
+                   "[hbm]\nbytes = 512MiB\n[pool]\nbytes = 512MiB\n"
                    "[ssd]\nbytes = 4GiB\nsegment_bytes = 16MiB\n"
                    "[log]\nlevel = warn\n[clock]\nmode = virtual\n",
                    spawn->dir, spawn->dir, spawn->dir, options->backend,
