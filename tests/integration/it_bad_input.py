@@ -491,7 +491,7 @@ def deadline(w):
     offset = len(w.daemon.log().encode())
     began = time.monotonic()
     got = failure(w.alice.Decode, decode(session_id="late", max_tokens=65536, ignore_eos=True),
-                  timeout=0.15)
+                  timeout=0.03)
     check(got is not None and got.code == "DEADLINE_EXCEEDED", f"the deadline passed: {got!r}")
     check(time.monotonic() - began < 2, "the deadline is kept")
     check(logged(w, offset, "DEADLINE"), "the daemon ended it for its deadline")
