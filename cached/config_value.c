@@ -102,6 +102,20 @@ static bool fraction(const char *text, uint64_t *ret_thousandths)
     return true;
 }
 
+/* What a file can hold: no control characters, no spaces at the ends, nothing like a comment. */
+static bool plain_text(const char *text)
+{
+    const size_t count = strlen(text);
+    if (count == 0) return true;
+    if (text[0] == ' ' || text[count - 1] == ' ' || text[0] == ';') return false;
+    if (strstr(text, " ;") != NULL) return false;
+    for (size_t i = 0; i < count; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        if (c < 0x20 || c == 0x7f) return false;
+    }
+    return true;
+}
+
 static bool parse(const struct config_item *item, const char *text, uint64_t *ret_value)
 {
     const char *rest;
@@ -120,7 +134,7 @@ static bool parse(const struct config_item *item, const char *text, uint64_t *re
         break;
     }
     *ret_value = strlen(text); /* A text's range is that of its length. */
-    return true;
+    return plain_text(text);
 }
 
 static const char *form(enum config_type type)
@@ -139,7 +153,7 @@ static const char *form(enum config_type type)
     case CONFIG_TYPE_TEXT:
         break;
     }
-    return "a text";
+    return "a text without control characters or ` ;`";
 }
 
 static void format_amount(uint64_t value, const struct unit *units, size_t unit_count, char *buf,

@@ -1,0 +1,234 @@
+/*
+ * Any bytes as the message of any method, in pieces of any size.
+ *
+ * What is refused has a reason with a gRPC status, and its details can be packed.  What is accepted
+ * keeps every promise the shard relies on: names, ids, counts, levels and tokens within their
+ * limits.  The way a message is cut into pieces changes nothing.  The first input byte chooses the
+ * method, the second how the rest is cut.
+ */
+
+#include "tests/fuzz/fuzz_main.h"
+
+#include "admin.pb-c.h"
+#include "cached/rpc/rpc_decode.h"
+#include "cached/rpc/rpc_encode.h"
+#include "kvstore/base/bytes.h"
+#include "session.pb-c.h"
+
+enum { VOCAB = 512, PIECES_MAX = 64, ARENA_MAX = 1 << 20 };
+
+#define NAME_BYTES "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-"
+
+static void check_tokens(const struct request_tokens *tokens, uint32_t count_min)
+{
+    EXPECT(tokens->count >= count_min);
+    EXPECT(tokens->count <= KV_PROMPT_TOKENS_MAX);
+    for (uint32_t i = 0; i < tokens->count; i++)
+        EXPECT(tokens->ids[i] < VOCAB);
+}
+
+static void check_name(const char *name)
+{
+    EXPECT(name != NULL);
+    EXPECT(strlen(name) >= 1 && strlen(name) <= KV_SESSION_NAME_MAX);
+    EXPECT(strspn(name, NAME_BYTES) == strlen(name));
+}
+
+static void check_decode(const struct request_in *in)
+{
+    EXPECT(in->u.decode.max_tokens >= 1 && in->u.decode.max_tokens <= KV_DECODE_TOKENS_MAX);
+    EXPECT(in->u.decode.temperature >= 0.0f && in->u.decode.temperature <= 10.0f);
+    EXPECT(in->u.decode.top_p > 0.0f && in->u.decode.top_p <= 1.0f);
+    EXPECT(in->u.decode.forced.count <= in->u.decode.max_tokens);
+    EXPECT(in->u.decode.stop_count <= 16);
+    EXPECT(in->u.decode.from_position <= KV_PROMPT_TOKENS_MAX);
+    for (uint32_t i = 0; i < in->u.decode.stop_count; i++)
+        EXPECT(in->u.decode.stop_tokens[i] < VOCAB);
+    check_tokens(&in->u.decode.forced, 0);
+}
+
+static void check_prefill(const struct request_in *in)
+{
+    check_tokens(&in->u.prefill.tokens, 1);
+    EXPECT(in->u.prefill.anchor_count <= KV_ANCHORS_MAX);
+    EXPECT(in->u.prefill.stable_tokens <= KV_PROMPT_TOKENS_MAX);
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < in->u.prefill.anchor_count; i++) {
+        EXPECT(in->u.prefill.anchors[i] > before);
+        before = in->u.prefill.anchors[i];
+        EXPECT(before <= KV_PROMPT_TOKENS_MAX);
+    }
+}
+
+static void check_accepted(const struct request *req)
+{
+    const struct request_in *in = &req->in;
+    EXPECT(in->level <= LEVEL_SSD);
+    if (in->request_id != NULL) EXPECT(strlen(in->request_id) <= KV_REQUEST_ID_MAX);
+    if (req->method < REQUEST_LIST_SESSIONS || req->method == REQUEST_GET_SESSION)
+        check_name(in->session_name);
+    if (req->method == REQUEST_LOOKUP) check_tokens(&in->u.lookup.tokens, 1);
+    if (req->method == REQUEST_PREFILL) check_prefill(in);
+    if (req->method == REQUEST_DECODE) check_decode(in);
+    if (req->method == REQUEST_OPEN_SESSION) {
+        EXPECT(in->u.open.kind >= 1 && in->u.open.kind <= 3);
+        EXPECT((in->u.open.kind == 2) == (in->u.open.parent_name != NULL));
+        if (in->u.open.parent_name != NULL) check_name(in->u.open.parent_name);
+    }
+    if (req->method == REQUEST_CHECKPOINT)
+        EXPECT(in->u.checkpoint.kind >= KIND_PREFILL_END && in->u.checkpoint.kind <= KIND_MANUAL);
+    if (req->method == REQUEST_WAIT_DURABLE)
+        EXPECT(in->level == LEVEL_RAM || in->level == LEVEL_SSD);
+    if (req->method == REQUEST_LIST_SESSIONS)
+        EXPECT(in->u.list.page_size >= 1 && in->u.list.page_size <= KV_LIST_PAGE_MAX);
+    if (req->method == REQUEST_ADVANCE_CLOCK)
+        EXPECT(in->u.advance.ms >= 1 && in->u.advance.ms <= 365ull * 24 * 3600 * 1000);
+}
+
+/* An empty answer to what was accepted, and the details of what was not, can be packed. */
+static void check_answer(struct request *req)
+{
+    const struct rpc_about about = {.version = "v", .commit = "c", .vocab_tokens = VOCAB};
+    struct rpc_snapshot snapshot = {0};
+    if (req->out.failure.failed) {
+        EXPECT(kv_reason_info(req->out.failure.reason)->grpc_code != 0);
+        EXPECT(req->out.failure.text != NULL);
+        EXPECT(rpc_encode_failure(req).count > 0);
+        return;
+    }
+    req->out.stats = kv_arena_alloc(req->arena, sizeof(*req->out.stats));
+    EXPECT(req->out.stats != NULL);
+    const ProtobufCMessage *message = rpc_encode(req, &about, &snapshot);
+    EXPECT(message != NULL);
+    EXPECT(protobuf_c_message_get_packed_size(message) < 4096);
+}
+
+static bool try(struct request *req, enum request_method method, const uint8_t *data, size_t bytes,
+                size_t step)
+{
+    struct kv_bytes pieces[PIECES_MAX];
+    uint32_t count = 0;
+    for (size_t at = 0; at < bytes; count++) {
+        const size_t size = count + 1 == PIECES_MAX ? bytes - at : KV_MIN(step, bytes - at);
+        pieces[count] = (struct kv_bytes){data + at, size};
+        at += size;
+    }
+    *req = (struct request){.method = method, .arena = kv_arena_create(ARENA_MAX)};
+    EXPECT(req->arena != NULL);
+    const bool ok = rpc_decode(req, (struct rpc_pieces){pieces, count}, VOCAB);
+    EXPECT(ok != req->out.failure.failed);
+    if (ok) check_accepted(req);
+    return ok;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    struct request whole;
+    struct request cut;
+    if (bytes < 2) return 0;
+    const enum request_method method = data[0] % REQUEST_METHOD_COUNT;
+
+    const bool ok = try(&whole, method, data + 2, bytes - 2, SIZE_MAX);
+    EXPECT(try(&cut, method, data + 2, bytes - 2, 1u + data[1] % 32) == ok);
+    EXPECT(whole.out.failure.reason == cut.out.failure.reason);
+    if (ok && method == REQUEST_PREFILL) {
+        EXPECT_EQ_U32(cut.in.u.prefill.tokens.count, whole.in.u.prefill.tokens.count);
+        EXPECT_EQ_MEM(cut.in.u.prefill.tokens.ids, whole.in.u.prefill.tokens.ids,
+                      4ul * whole.in.u.prefill.tokens.count);
+    }
+    check_answer(&whole);
+    kv_arena_destroy(whole.arena);
+    kv_arena_destroy(cut.arena);
+    return 0;
+}
+
+static size_t seed(enum request_method method, const ProtobufCMessage *message, uint8_t *buf,
+                   size_t bytes_max)
+{
+    EXPECT(protobuf_c_message_get_packed_size(message) + 2 <= bytes_max);
+    buf[0] = (uint8_t)method;
+    buf[1] = 6;
+    return 2 + protobuf_c_message_pack(message, buf + 2);
+}
+
+static size_t seed_prefill(uint8_t *buf, size_t bytes_max)
+{
+    static uint8_t ids[] = {1, 0, 0, 0, 2, 1, 0, 0, 255, 1, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0};
+    static uint8_t parent[16] = {1, 2, 3};
+    static uint32_t anchors[] = {1, 2, 4};
+    Cached__Session__V1__PrefillRequest m = CACHED__SESSION__V1__PREFILL_REQUEST__INIT;
+    m.session_id = (char *)"session-1";
+    m.tokens = (ProtobufCBinaryData){sizeof(ids), ids};
+    m.parent_checkpoint_id = (ProtobufCBinaryData){sizeof(parent), parent};
+    m.stable_tokens = 5;
+    m.anchors = anchors;
+    m.n_anchors = 3;
+    m.level = CACHED__SESSION__V1__LEVEL__LEVEL_SSD;
+    m.request_id = (char *)"request-1";
+    m.epoch = 3;
+    return seed(REQUEST_PREFILL, &m.base, buf, bytes_max);
+}
+
+static size_t seed_decode(uint8_t *buf, size_t bytes_max)
+{
+    static uint8_t ids[] = {1, 0, 0, 0, 2, 1, 0, 0};
+    static uint32_t stops[] = {5, 6};
+    Cached__Session__V1__DecodeRequest m = CACHED__SESSION__V1__DECODE_REQUEST__INIT;
+    m.session_id = (char *)"session-1";
+    m.max_tokens = 100;
+    m.temperature = 0.7f;
+    m.top_p = 0.9f;
+    m.top_k = 40;
+    m.seed = 12345678901ull;
+    m.forced_tokens = (ProtobufCBinaryData){sizeof(ids), ids};
+    m.stop_tokens = stops;
+    m.n_stop_tokens = 2;
+    m.from_position = 17;
+    return seed(REQUEST_DECODE, &m.base, buf, bytes_max);
+}
+
+static size_t seed_named(uint32_t index, uint8_t *buf, size_t bytes_max)
+{
+    static uint8_t id[16] = {9, 8, 7};
+    Cached__Session__V1__OpenSessionRequest open = CACHED__SESSION__V1__OPEN_SESSION_REQUEST__INIT;
+    Cached__Session__V1__CheckpointRequest check = CACHED__SESSION__V1__CHECKPOINT_REQUEST__INIT;
+    Cached__Session__V1__WaitDurableRequest wait = CACHED__SESSION__V1__WAIT_DURABLE_REQUEST__INIT;
+    Cached__Session__V1__RollbackRequest roll = CACHED__SESSION__V1__ROLLBACK_REQUEST__INIT;
+    Cached__Session__V1__ListSessionsRequest list =
+        CACHED__SESSION__V1__LIST_SESSIONS_REQUEST__INIT;
+    Cached__Admin__V1__AdvanceClockRequest clock = CACHED__ADMIN__V1__ADVANCE_CLOCK_REQUEST__INIT;
+    open.session_id = check.session_id = wait.session_id = roll.session_id = (char *)"s";
+    open.kind = CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_SUB;
+    open.parent_session_id = (char *)"p";
+    open.ttl_ms = 1000;
+    check.kind = CACHED__SESSION__V1__CHECKPOINT_KIND__CHECKPOINT_KIND_ANCHOR;
+    wait.checkpoint_id = roll.checkpoint_id = (ProtobufCBinaryData){sizeof(id), id};
+    wait.level = CACHED__SESSION__V1__LEVEL__LEVEL_RAM;
+    list.page_size = 10;
+    list.page_token = (char *)"00112233445566778899aabbccddeeff";
+    clock.ms = 5;
+    const struct {
+        enum request_method method;
+        const ProtobufCMessage *message;
+    } all[] = {
+        {REQUEST_OPEN_SESSION, &open.base},  {REQUEST_CHECKPOINT, &check.base},
+        {REQUEST_WAIT_DURABLE, &wait.base},  {REQUEST_ROLLBACK, &roll.base},
+        {REQUEST_LIST_SESSIONS, &list.base}, {REQUEST_ADVANCE_CLOCK, &clock.base},
+        {REQUEST_CLOSE_SESSION, &open.base}, {REQUEST_GET_SESSION, &open.base},
+        {REQUEST_GET_STATS, &clock.base},
+    };
+    if (index >= KV_ARRAY_COUNT(all)) return 0;
+    return seed(all[index].method, all[index].message, buf, bytes_max);
+}
+
+static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
+{
+    if (index == 0) return seed_prefill(buf, bytes_max);
+    if (index == 1) return seed_decode(buf, bytes_max);
+    if (index == 2) { /* Lookup has the fields of a Prefill without the rest. */
+        const size_t bytes = seed_prefill(buf, bytes_max);
+        buf[0] = REQUEST_LOOKUP;
+        return bytes;
+    }
+    return seed_named(index - 3, buf, bytes_max);
+}
