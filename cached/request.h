@@ -42,7 +42,7 @@ enum request_method {
 /* Same numbers as in session.proto. */
 enum request_outcome { OUTCOME_NONE, OUTCOME_EXACT, OUTCOME_REPLAY, OUTCOME_MISS };
 enum request_level { LEVEL_DEFAULT, LEVEL_ACCEPTED, LEVEL_RAM, LEVEL_SSD, LEVEL_NONE };
-enum request_kind { KIND_UNSPECIFIED, KIND_PREFILL_END, KIND_DECODE_END, KIND_ANCHOR, KIND_MANUAL };
+enum request_kind { KIND_UNSPECIFIED, KIND_PREFILL_END, KIND_DECODE_END, KIND_ANCHOR, KIND_MANUAL, KIND_BRANCH };
 
 /* Token ids as received: u32 LE, possibly unaligned.  The rpc thread copies them, aligned, into
  * the arena, and has checked each against the vocabulary. */

@@ -148,6 +148,17 @@ static void demote_superseded(struct shard *shard, const struct kv_node *node)
     }
 }
 
+/* node is the deepest checkpoint of the history now: replays below it are its path's. */
+static void live_advance(struct live *live, struct kv_node *node)
+{
+    uint32_t kept = 0;
+    live->node = node;
+    for (uint32_t i = 0; i < live->replay_count; i++) {
+        if (live->replays[i] >= node->tokens) live->replays[kept++] = live->replays[i];
+    }
+    live->replay_count = kept;
+}
+
 /* One point: the node that stands there already, or a new one. */
 static bool place_point(struct shard *shard, struct live *live, struct commit *commit,
                         struct touched *touched, struct commit_point *point)
@@ -174,14 +185,32 @@ static bool place_point(struct shard *shard, struct live *live, struct commit *c
     point->node = node;
     attach_image(shard, point, node);
     demote_superseded(shard, node);
-    if (live->node == NULL || node->tokens > live->node->tokens) {
-        live->node = node;
-        uint32_t kept = 0;
-        for (uint32_t i = 0; i < live->replay_count; i++) {
-            if (live->replays[i] >= node->tokens) live->replays[kept++] = live->replays[i];
-        }
-        live->replay_count = kept;
+    if (live->node == NULL || node->tokens > live->node->tokens) live_advance(live, node);
+    return true;
+}
+
+/* The history left a stored edge: a node where it did, so that edges stay short and both branches
+ * share what is below.  Without room in the index the new edge is only longer. */
+static bool cut_branch(struct shard *shard, struct live *live)
+{
+    const uint32_t at = live->branch_at;
+    struct kv_node *branch = live->branch;
+    live->branch = NULL;
+    if (branch == NULL || !kv_store_make_room(shard->store, 1, 0)) return true;
+    const struct kv_digest digest = kv_digest_at(&live->chain[at / KV_PAGE_TOKENS], at,
+                                                 live->ids + at / KV_PAGE_TOKENS * KV_PAGE_TOKENS);
+    struct kv_checkpoint_id id;
+    if (!checkpoint_id(live, at, &digest, &id)) return false;
+    struct kv_node *node = kv_index_node_find(live->session, &id);
+    if (node == NULL) {
+        node = kv_index_node_split(shard->store->index, branch, at);
+        if (node == NULL) return true;
+        node->id = id;
+        node->digest = digest;
+        node->kind = KIND_BRANCH;
+        node->image.lost = KV_REASON_DIVERGED;
     }
+    if (live->node == NULL || node->tokens > live->node->tokens) live_advance(live, node);
     return true;
 }
 
@@ -294,8 +323,11 @@ static void records_done(void *context, kv_status status)
     }
     for (uint32_t i = 0; commit->write != NULL && i < commit->write->count; i++)
         kv_index_page(store->index, commit->write->items[i].page)->durable = true;
-    for (uint32_t i = 0; i < commit->node_count; i++)
-        commit->nodes[i]->durable = true;
+    for (uint32_t i = 0; i < commit->node_count; i++) {
+        for (struct kv_node *node = commit->nodes[i]; node != NULL && !node->durable;
+             node = node->parent)
+            node->durable = true;
+    }
     commit_end(commit, true);
 }
 
@@ -310,8 +342,13 @@ static kv_status fill_batch(struct commit *commit)
         if (status == KV_OK && item->old_ssd != KV_SSD_PAGE_NONE)
             status = kv_batch_free_ssd(commit->batch, item->old_ssd);
     }
-    for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++)
-        status = kv_batch_node(commit->batch, commit->nodes[i]);
+    for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++) {
+        /* A node made by cutting an edge is recorded with the first one below it. */
+        for (struct kv_node *node = commit->nodes[i];
+             status == KV_OK && node != NULL && (node == commit->nodes[i] || !node->durable);
+             node = node->parent)
+            status = kv_batch_node(commit->batch, node);
+    }
     return status;
 }
 
@@ -355,7 +392,7 @@ static enum kv_reason refused(struct commit *commit, kv_status status, const str
 static bool place_points(struct shard *shard, struct live *live, struct commit *commit,
                          struct commit_point *points, uint32_t count, struct touched *touched)
 {
-    bool ok = true;
+    bool ok = cut_branch(shard, live);
     for (uint32_t i = 0; ok && i < count; i++)
         ok = place_point(shard, live, commit, touched, &points[i]);
     if (ok && commit->node_count > 0) {
@@ -384,7 +421,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     touched.objects = malloc(sizeof(uint32_t) * KV_MAX(touched.count, 1u));
     struct kv_batch *batch = kv_batch_create(store);
     if (commit == NULL || touched.objects == NULL || batch == NULL ||
-        live_chain(live, points[count - 1].tokens) != KV_OK) {
+        live_chain(live, KV_MAX(points[count - 1].tokens, live->branch_at)) != KV_OK) {
         free(commit);
         free(touched.objects);
         kv_batch_discard(batch);

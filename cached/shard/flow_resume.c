@@ -264,9 +264,9 @@ static uint32_t edge_replays(struct flow *flow, bool from_live, const struct kv_
     struct kv_node *path = from_live ? live->node : (struct kv_node *)(uintptr_t)node;
     const struct kv_node *anchor = kv_index_ancestor(path, h);
     const uint32_t from = anchor == NULL ? 0 : anchor->tokens;
-    const uint32_t count =
-        from_live ? live_replays(live, from, h, flow->replays, KV_REPLAYS_MAX)
-                  : kv_index_replays(node, from, h, flow->replays, KV_REPLAYS_MAX);
+    const uint32_t count = from_live
+                               ? live_replays(live, from, h, flow->replays, KV_REPLAYS_MAX)
+                               : kv_index_replays(node, from, h, flow->replays, KV_REPLAYS_MAX);
     flow->replay_count = KV_MIN(count, KV_REPLAYS_MAX);
     return count;
 }
@@ -474,7 +474,7 @@ static void rows_read(struct kv_read *read)
         return;
     }
     flow->read_count = 0; /* The live table holds the pins now. */
-    flow->live->node = kv_index_ancestor(flow->node, h);
+    live_follow(flow->live, flow->node, h);
     stage_prepare(flow);
 }
 
@@ -525,7 +525,7 @@ static void stage_read(struct flow *flow)
         return;
     case SOURCE_LIVE:
         flow->req->out.hbm_tokens = flow->plan.restore_tokens;
-        flow->live->node = kv_index_ancestor(flow->live->node, flow->plan.restore_tokens);
+        live_back_to(flow->live, flow->plan.restore_tokens);
         break;
     case SOURCE_NONE:
         break;

@@ -33,6 +33,7 @@ void live_clear(struct shard *shard, struct live *live)
     live->page_count = 0;
     live->chain_count = 0;
     live->node = NULL;
+    live->branch = NULL;
     live->replay_count = 0;
     live->has_logits = false;
     memset(&live->state, 0, sizeof(live->state));
@@ -141,6 +142,30 @@ kv_status live_install(struct shard *shard, struct live *live, const uint32_t *p
         table_add(shard, live, slots[k], pages[k]);
     }
     return KV_OK;
+}
+
+void live_follow(struct live *live, struct kv_node *path, uint32_t tokens)
+{
+    live->branch = NULL;
+    while (path != NULL && path->tokens > tokens) {
+        live->branch = path;
+        path = path->parent;
+    }
+    live->node = path;
+    live->branch_at = tokens;
+    if (tokens == (path == NULL ? 0 : path->tokens)) live->branch = NULL;
+}
+
+void live_back_to(struct live *live, uint32_t tokens)
+{
+    const uint32_t node_tokens = live->node == NULL ? 0 : live->node->tokens;
+    if (node_tokens > tokens) {
+        live_follow(live, live->node, tokens);
+        return;
+    }
+    if (live->branch == NULL || live->branch_at <= tokens) return;
+    live->branch_at = tokens; /* It leaves the same edge, earlier. */
+    if (tokens == node_tokens) live->branch = NULL;
 }
 
 kv_status live_cut(struct shard *shard, struct live *live, uint32_t tokens)

@@ -153,8 +153,9 @@ void shard_commit_ended(struct shard *shard, struct kv_session *session)
 void shard_before_drop(struct kv_session *session, const struct kv_node *node)
 {
     struct live *live = session->live;
-    if (live != NULL && live->node != NULL && kv_index_is_ancestor(node, live->node))
-        live->node = node->parent;
+    if (live == NULL) return;
+    if (live->node != NULL && kv_index_is_ancestor(node, live->node)) live->node = node->parent;
+    if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
 }
 
 /* Requests that wait for a commit see their cancel flag and deadline here. */

@@ -25,6 +25,9 @@ struct live {
     struct kv_image_state state; /* Where the engine's session stands. */
     bool has_logits;
     struct kv_node *node; /* Deepest checkpoint of its history; NULL: position 0. */
+    /* The history left this node's edge at branch_at: the next save cuts it there.  NULL: none. */
+    struct kv_node *branch;
+    uint32_t branch_at;
     uint32_t replays[KV_REPLAYS_MAX]; /* H of clipped replays since `node`, ascending. */
     uint32_t replay_count;
     uint32_t *ids; /* Token log [0, state.tokens), then the pending token if any. */
@@ -43,6 +46,10 @@ struct live *live_acquire(struct shard *shard, struct kv_session *session);
 void live_release(struct shard *shard, struct live *live);
 /* Lets go of pages, log and node but stays the session's. */
 void live_clear(struct shard *shard, struct live *live);
+/* Its history is now the path to `path` up to `tokens`: sets node and branch. */
+void live_follow(struct live *live, struct kv_node *path, uint32_t tokens);
+/* The same, along its own history.  A branch not yet saved stays where the history only goes on. */
+void live_back_to(struct live *live, uint32_t tokens);
 /* Drops pages beyond `tokens`, and makes the page `tokens` falls into writable (a copy unless it is
  * the table's own). KV_BUSY: no HBM slot. */
 kv_status live_cut(struct shard *shard, struct live *live, uint32_t tokens) KV_MUST_CHECK;

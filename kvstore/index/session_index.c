@@ -254,6 +254,42 @@ void kv_index_node_mark(struct kv_node *node, const uint32_t *replays, uint32_t 
     if (node->approx_from == UINT32_MAX && count > 0) node->approx_from = replays[0];
 }
 
+struct kv_node *kv_index_node_split(struct kv_index *index, struct kv_node *node, uint32_t tokens)
+{
+    struct kv_session *session = node->session;
+    struct kv_node *parent = node->parent;
+    const uint32_t start = parent == NULL ? 0 : parent->tokens;
+    assert(tokens > start && tokens < node->tokens);
+    const uint32_t first = start / KV_PAGE_TOKENS;
+    struct kv_node *upper = kv_index_node_add(index, session, parent, tokens, node->pages,
+                                              kv_pages_for(tokens) - first);
+    if (upper == NULL) return NULL;
+    uint32_t below = 0;
+    while (below < node->replay_count && node->replays[below] < tokens)
+        below++;
+    kv_index_node_mark(upper, node->replays, below);
+
+    struct kv_node **link = parent == NULL ? &session->roots : &parent->child;
+    while (*link != node)
+        link = &(*link)->sibling;
+    *link = node->sibling;
+    node->sibling = NULL;
+    node->parent = upper;
+    upper->child = node;
+
+    const uint32_t drop = tokens / KV_PAGE_TOKENS - first;
+    for (uint32_t i = 0; i < drop; i++)
+        kv_index_page_unref(index, node->pages[i]);
+    node->page_count -= drop;
+    memmove(node->pages, node->pages + drop, sizeof(*node->pages) * node->page_count);
+    index->heap_bytes -= sizeof(*node->pages) * drop;
+    node->replay_count = (uint8_t)(node->replay_count - below);
+    memmove(node->replays, node->replays + below, sizeof(*node->replays) * node->replay_count);
+    upper->created_ms = node->created_ms;
+    upper->used_ms = node->used_ms;
+    return upper;
+}
+
 uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t below, uint32_t *out,
                           uint32_t max)
 {

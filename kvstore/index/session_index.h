@@ -130,6 +130,10 @@ struct kv_session *kv_index_session_next(struct kv_index *index, uint32_t *bucke
 struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *session,
                                   struct kv_node *parent, uint32_t tokens, const uint32_t *pages,
                                   uint32_t page_count);
+/* Cuts node's edge at `tokens` (inside it): a new node there takes the first part of the edge and
+ * its replays, and node becomes its child.  Only memory changes; node's record stays true.
+ * NULL: the table is full. */
+struct kv_node *kv_index_node_split(struct kv_index *index, struct kv_node *node, uint32_t tokens);
 /* The clipped replays of a new node's edge (count <= KV_REPLAYS_MAX): sets its marks. */
 void kv_index_node_mark(struct kv_node *node, const uint32_t *replays, uint32_t count);
 /* Clipped replays on the path to node with from <= H < below, ascending.  Returns how many there

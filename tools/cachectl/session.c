@@ -43,6 +43,8 @@ static const char *checkpoint_kind_name(Cached__Session__V1__CheckpointKind kind
         return "ANCHOR";
     default:
         return "MANUAL";
+    case CACHED__SESSION__V1__CHECKPOINT_KIND__CHECKPOINT_KIND_BRANCH:
+        return "BRANCH";
     }
 }
 
