@@ -207,6 +207,16 @@ void flow_advance_clock(struct flow *flow);
 void resume_start(struct flow *flow, void (*ready)(struct flow *flow));
 /* Reads the ids of the path to `node` into flow->ids (already allocated); then `ready`. */
 void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(struct flow *flow));
+/* The parts of a resume, in the order in which they run; each starts the next or waits. */
+#define RESUME_WEAKEN_MAX 2u
+void resume_match(struct flow *flow);
+void resume_plan(struct flow *flow);
+void resume_read(struct flow *flow);
+/* A page is damaged: drops what lists it and starts over with the rest. */
+void resume_weaken(struct flow *flow, uint32_t page);
+/* Nanoseconds since the last call. */
+uint64_t resume_lap(struct flow *flow);
+
 /* A live session whose windows or rows outlived their time is not used. */
 void resume_expire_live(struct flow *flow);
 /* Starts the job; `done` runs on the shard when it is over, after resume_job_done(). */

@@ -226,13 +226,14 @@ uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *l
     return best;
 }
 
-enum kv_reason kv_match_window_reason(const struct kv_node *source, uint32_t tokens,
-                                      uint32_t window_tokens)
+enum kv_reason kv_match_window_reason(const struct kv_layout *layout, const struct kv_node *source,
+                                      uint32_t tokens, bool diverged)
 {
     for (const struct kv_node *node = source; node != NULL; node = node->parent) {
-        if (node->tokens > tokens) continue;
-        if (tokens - node->tokens > window_tokens) break;
+        if (node->tokens > (uint64_t)tokens + layout->spare_tokens) continue;
+        if ((uint64_t)node->tokens + layout->window_tokens < tokens) break;
+        if (node->image.lost == KV_REASON_DIVERGED) continue; /* A cut edge never had one. */
         return node->image.lost == KV_REASON_NONE ? KV_REASON_NEVER_STORED : node->image.lost;
     }
-    return KV_REASON_DIVERGED;
+    return diverged ? KV_REASON_DIVERGED : KV_REASON_NEVER_STORED;
 }

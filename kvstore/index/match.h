@@ -59,6 +59,8 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
 uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *layout,
                          struct kv_pool *pool, uint64_t now_ns, struct kv_node **ret_node);
 
-/* Why no window stands within reach of position `tokens` on source's path. */
-enum kv_reason kv_match_window_reason(const struct kv_node *source, uint32_t tokens,
-                                      uint32_t window_tokens);
+/* Why no window serves position `tokens` of source's path: what became of the nearest one that
+ * could (within the spare rows above, or one window below); else DIVERGED if the prompt left the
+ * history there, or NEVER_STORED if it only ends there. */
+enum kv_reason kv_match_window_reason(const struct kv_layout *layout, const struct kv_node *source,
+                                      uint32_t tokens, bool diverged);

@@ -202,10 +202,16 @@ static void test_window_reason(void)
     child.parent = &parent;
     child.image.lost = KV_REASON_EXPIRED;
     parent.image.lost = KV_REASON_CAPACITY;
-    EXPECT(kv_match_window_reason(&child, 100, 16) == KV_REASON_EXPIRED);
-    EXPECT(kv_match_window_reason(&child, 70, 16) == KV_REASON_CAPACITY);
-    EXPECT(kv_match_window_reason(&child, 90, 16) == KV_REASON_DIVERGED);
-    EXPECT(kv_match_window_reason(NULL, 90, 16) == KV_REASON_DIVERGED);
+    const struct kv_layout layout = {.window_tokens = 16, .spare_tokens = 4};
+    EXPECT(kv_match_window_reason(&layout, &child, 100, true) == KV_REASON_EXPIRED);
+    EXPECT(kv_match_window_reason(&layout, &child, 96, true) == KV_REASON_EXPIRED);
+    EXPECT(kv_match_window_reason(&layout, &child, 95, true) == KV_REASON_DIVERGED);
+    EXPECT(kv_match_window_reason(&layout, &child, 70, true) == KV_REASON_CAPACITY);
+    EXPECT(kv_match_window_reason(&layout, &child, 90, true) == KV_REASON_DIVERGED);
+    EXPECT(kv_match_window_reason(&layout, &child, 90, false) == KV_REASON_NEVER_STORED);
+    EXPECT(kv_match_window_reason(&layout, NULL, 90, true) == KV_REASON_DIVERGED);
+    parent.image.lost = KV_REASON_DIVERGED; /* Made by cutting an edge. */
+    EXPECT(kv_match_window_reason(&layout, &child, 70, false) == KV_REASON_NEVER_STORED);
 }
 
 int main(void)
