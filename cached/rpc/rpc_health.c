@@ -31,6 +31,8 @@ static int service_find(const char *name)
     return SERVICE_NONE;
 }
 
+typedef Grpc__Health__V1__HealthCheckResponse__ServingStatus serving_status;
+
 static int health_now(struct rpc_server *server, int service)
 {
     if (service == SERVICE_NONE)
@@ -71,14 +73,14 @@ static void answer_check(struct rpc_call *call, const char *name)
         rpc_call_fail(call, KV_REASON_UNKNOWN_SERVICE, "There is no service \"%.128s\".", name);
         return;
     }
-    response.status = health_now(call->server, service);
+    response.status = (serving_status)health_now(call->server, service);
     rpc_call_reply(call, &response.base);
 }
 
 static void send(struct rpc_call *call, int health)
 {
     Grpc__Health__V1__HealthCheckResponse message = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
-    message.status = health;
+    message.status = (serving_status)health;
     grpc_slice slice =
         grpc_slice_malloc(grpc__health__v1__health_check_response__get_packed_size(&message));
     (void)grpc__health__v1__health_check_response__pack(&message, GRPC_SLICE_START_PTR(slice));
