@@ -42,7 +42,14 @@ enum request_method {
 /* Same numbers as in session.proto. */
 enum request_outcome { OUTCOME_NONE, OUTCOME_EXACT, OUTCOME_REPLAY, OUTCOME_MISS };
 enum request_level { LEVEL_DEFAULT, LEVEL_ACCEPTED, LEVEL_RAM, LEVEL_SSD, LEVEL_NONE };
-enum request_kind { KIND_UNSPECIFIED, KIND_PREFILL_END, KIND_DECODE_END, KIND_ANCHOR, KIND_MANUAL, KIND_BRANCH };
+enum request_kind {
+    KIND_UNSPECIFIED,
+    KIND_PREFILL_END,
+    KIND_DECODE_END,
+    KIND_ANCHOR,
+    KIND_MANUAL,
+    KIND_BRANCH
+};
 
 /* Token ids as received: u32 LE, possibly unaligned.  The rpc thread copies them, aligned, into
  * the arena, and has checked each against the vocabulary. */
@@ -202,11 +209,11 @@ struct request_out {
     struct request_checkpoint *checkpoints; /* Arena. */
     uint32_t checkpoint_count;
     uint32_t head_position;
-    uint32_t tokens_sent; /* Decode. */
-    bool stopped;         /* Decode: FINISH_STOP. */
-    bool created;         /* Open. */
-    bool was_live;        /* Close. */
-    enum request_level rows_level; /* WaitDurable. */
+    uint32_t tokens_sent;             /* Decode. */
+    bool stopped;                     /* Decode: FINISH_STOP. */
+    bool created;                     /* Open. */
+    bool was_live;                    /* Close. */
+    enum request_level rows_level;    /* WaitDurable. */
     struct request_session session;   /* GetSession. */
     struct request_session *sessions; /* List; arena. */
     uint32_t session_count;
@@ -224,8 +231,9 @@ struct request {
     struct kv_arena *arena;
     struct kv_user_id user;
     const char *user_name;
-    uint64_t deadline_ns;  /* kv_clock_stopwatch_ns() after which nobody waits. */
-    atomic_bool cancelled; /* Client gone or deadline passed; set by rpc, polled by shard, worker. */
+    uint64_t deadline_ns; /* kv_clock_stopwatch_ns() after which nobody waits. */
+    atomic_bool
+        cancelled; /* Client gone or deadline passed; set by rpc, polled by shard, worker. */
     struct request_in in;
     struct request_out out;
     void *flow; /* Shard's own state of this request. */
