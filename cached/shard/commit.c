@@ -246,6 +246,7 @@ static void remember_head(struct kv_session *session, struct kv_node *node, uint
 {
     session->head = node;
     session->has_head = node != NULL;
+    session->head_tokens = node == NULL ? 0 : node->tokens;
     if (node != NULL) session->head_id = node->id;
     session->used_ms = now_ms;
 }

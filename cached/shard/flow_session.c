@@ -15,6 +15,15 @@ static uint64_t age_ms(uint64_t now_ms, uint64_t then_ms)
     return now_ms > then_ms ? now_ms - then_ms : 0;
 }
 
+/* Where the session goes on: the live head, else its last checkpoint. */
+static uint32_t head_position(const struct kv_session *session)
+{
+    const struct live *live = session->live;
+    if (live != NULL) return live->state.tokens;
+    if (session->load != KV_LOAD_DONE) return session->head_tokens;
+    return session->head != NULL ? session->head->tokens : 0;
+}
+
 /* ---- OpenSession ---- */
 
 static void record_done(void *context, kv_status status)
@@ -100,10 +109,7 @@ void flow_open_session(struct flow *flow)
         flow_finish(flow);
         return;
     }
-    const struct live *live = session->live;
-    req->out.head_position = live != NULL            ? live->state.tokens
-                             : session->head != NULL ? session->head->tokens
-                                                     : 0;
+    req->out.head_position = head_position(session);
     /* Found or made, the record is written: an open that raced the first one waits for it too. */
     record_session(flow);
 }
@@ -144,6 +150,7 @@ static void rollback_begun(struct flow *flow)
     session->head = node;
     session->has_head = true;
     session->head_id = node->id;
+    session->head_tokens = node->tokens;
     session->epoch++;
     flow->req->out.epoch = session->epoch;
     kv_index_renew(node, kv_store_now_ms(flow->shard->store));
@@ -200,17 +207,15 @@ static void fill_session(struct flow *flow, const struct kv_session *session,
                          struct request_session *out)
 {
     const uint64_t now_ms = kv_store_now_ms(flow->shard->store);
-    const struct live *live = session->live;
     *out = (struct request_session){
         .name = kv_arena_strdup(flow->req->arena, session->name, strlen(session->name)),
         .parent_name =
             kv_arena_strdup(flow->req->arena, session->parent_name, strlen(session->parent_name)),
         .kind = session->kind,
-        .head_position = live != NULL            ? live->state.tokens
-                         : session->head != NULL ? session->head->tokens
-                                                 : 0,
-        .checkpoints = session->node_count,
-        .live = live != NULL,
+        .head_position = head_position(session),
+        .checkpoints =
+            session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes,
+        .live = session->live != NULL,
         .idle_ms = age_ms(now_ms, session->used_ms),
         .age_ms = age_ms(now_ms, session->created_ms),
         .ttl_ms = session->ttl_ms,

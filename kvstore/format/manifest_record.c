@@ -1,15 +1,18 @@
 /*
  * Encodes and checks the records of the manifest.  Version 1, by offset:
  *
- *   store    0 version, 1 model 32 B, 33 u64 boots, 41 u32 page_bytes, 45 u32 window_tokens, 49 crc
+ *   store    0 version, 1 model 32 B, 33 u64 boots, 41 u32 page_bytes, 45 u32 window_tokens,
+ *            49 crc
  *   user     0 version, 1 salt 32 B, 33 u8 name length, 34 name, crc
- *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms, 34 u64 ttl_ms,
- *            42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length, 68 u8 parent name
- *            length, 69 name, parent name, crc
- *   node     0 version, 1 id 16 B, 17 u8 has_parent, 18 parent 16 B, 34 u64 model_tag, 42 u32
- * tokens, 46 digest 32 B, 78 u8 kind, 79 u64 created_ms, 87 u64 used_ms, 95 u8 replay count, 96 u32
- * page count, 100 u32 each replay, u64 each page uid, crc page     0 version, 1 u64 uid, 9 u32
- * ssd_page, 13 u64 generation, 21 u32 position, 25 u32 count, 29 u64 tag, 37 crc
+ *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms,
+ *            34 u64 ttl_ms, 42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length,
+ *            68 u8 parent name length, 69 u32 head_tokens, 73 u32 checkpoints, 77 name,
+ *            parent name, crc
+ *   node     0 version, 1 id 16 B, 17 u8 has_parent, 18 parent 16 B, 34 u64 model_tag,
+ *            42 u32 tokens, 46 digest 32 B, 78 u8 kind, 79 u64 created_ms, 87 u64 used_ms,
+ *            95 u8 replay count, 96 u32 page count, 100 u32 each replay, u64 each page uid, crc
+ *   page     0 version, 1 u64 uid, 9 u32 ssd_page, 13 u64 generation, 21 u32 position,
+ *            25 u32 count, 29 u64 tag, 37 crc
  *
  * A value has one encoding: a length follows from its contents, absent ids are zeros, flags are 0
  * or 1, and a decoder refuses anything else.  The checksum is compared before any field is read.
@@ -25,7 +28,7 @@
 
 enum { RECORD_VERSION = 1, CRC_BYTES = 4 };
 
-enum { STORE_BYTES = 49, USER_FIXED = 34, SESSION_FIXED = 69, NODE_FIXED = 100, PAGE_BYTES = 37 };
+enum { STORE_BYTES = 49, USER_FIXED = 34, SESSION_FIXED = 77, NODE_FIXED = 100, PAGE_BYTES = 37 };
 
 _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
 _Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
@@ -152,6 +155,8 @@ uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_
     write_optional_id(record->has_head, record->head.bytes, buf + 50, buf + 51);
     buf[67] = (uint8_t)length;
     buf[68] = (uint8_t)parent_length;
+    kv_store32(buf + 69, record->head_tokens);
+    kv_store32(buf + 73, record->checkpoints);
     memcpy(buf + SESSION_FIXED, record->name, length);
     memcpy(buf + SESSION_FIXED + length, record->parent_name, parent_length);
     return seal(buf, SESSION_FIXED + length + parent_length);
@@ -173,7 +178,10 @@ kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
         .used_ms = kv_load64(value + 26),
         .ttl_ms = kv_load64(value + 34),
         .epoch = kv_load64(value + 42),
+        .head_tokens = kv_load32(value + 69),
+        .checkpoints = kv_load32(value + 73),
     };
+    if (record.head_tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
     const uint8_t *name = value + SESSION_FIXED;
     memcpy(record.user.bytes, value + 1, sizeof(record.user.bytes));
     if (!read_optional_id(value[50], value + 51, &record.has_head, record.head.bytes))

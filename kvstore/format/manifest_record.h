@@ -40,6 +40,8 @@ struct kv_record_session {
     uint64_t created_ms, used_ms, ttl_ms, epoch; /* Wall time. */
     bool has_head;
     struct kv_checkpoint_id head;
+    uint32_t head_tokens; /* Position of that checkpoint, for lists. */
+    uint32_t checkpoints; /* Of its tree when it was written, for lists. */
     char name[KV_SESSION_NAME_MAX + 1];
     char parent_name[KV_SESSION_NAME_MAX + 1];
 };

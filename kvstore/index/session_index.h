@@ -81,6 +81,8 @@ struct kv_session {
     uint64_t created_ms, used_ms, ttl_ms, epoch;
     struct kv_checkpoint_id head_id; /* As recorded; resolved to head when the tree is loaded. */
     bool has_head;
+    uint32_t head_tokens;      /* As recorded, like the next: for lists while not loaded. */
+    uint32_t recorded_nodes;
     uint8_t kind;
     enum kv_load_state load;
     char *name, *parent_name; /* Heap. */

@@ -83,6 +83,9 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
         .epoch = session->epoch,
         .has_head = session->has_head,
         .head = session->head_id,
+        .head_tokens = session->head_tokens,
+        .checkpoints =
+            session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes,
     };
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_SESSION_MAX];
     assert(strlen(session->name) <= KV_SESSION_NAME_MAX);

@@ -248,6 +248,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
     assert(session->load == KV_LOAD_DONE);
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
+    const uint32_t nodes = session->node_count;
     store->unloading = true;
     while (session->roots != NULL) {
         struct kv_node *node = session->roots;
@@ -258,6 +259,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     }
     store->unloading = false;
     session->head = NULL;
+    session->recorded_nodes = nodes;
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }

@@ -136,6 +136,8 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     session->epoch = record.epoch;
     session->has_head = record.has_head;
     session->head_id = record.head;
+    session->head_tokens = record.head_tokens;
+    session->recorded_nodes = record.checkpoints;
     visit->store->recovery.sessions++;
     return KV_OK;
 }

@@ -143,6 +143,8 @@ static struct kv_record_session full_session(void)
         .used_ms = 1700000000002,
         .ttl_ms = 259200000,
         .epoch = 5,
+        .head_tokens = 77,
+        .checkpoints = 3,
         .has_head = true,
         .name = "run:1.main",
         .parent_name = "run:1",
@@ -166,6 +168,8 @@ static void test_session(void)
     EXPECT_EQ_U64(got.used_ms, record.used_ms);
     EXPECT_EQ_U64(got.ttl_ms, record.ttl_ms);
     EXPECT_EQ_U64(got.epoch, 5);
+    EXPECT_EQ_U32(got.head_tokens, 77);
+    EXPECT_EQ_U32(got.checkpoints, 3);
     EXPECT(got.has_head);
     EXPECT_EQ_MEM(got.head.bytes, record.head.bytes, 16);
     EXPECT_EQ_STR(got.name, "run:1.main");
@@ -176,8 +180,9 @@ static void test_session(void)
     check_refused(decode_session, buf, bytes, 67, 0, 1);
     check_refused(decode_session, buf, bytes, 67, 11, 1);
     check_refused(decode_session, buf, bytes, 68, 129, 1);
-    check_refused(decode_session, buf, bytes, 70, 0, 1);
-    check_refused(decode_session, buf, bytes, 80, 0, 1);
+    check_refused(decode_session, buf, bytes, 69, 0xffffffff, 4); /* Beyond any position. */
+    check_refused(decode_session, buf, bytes, 78, 0, 1); /* NUL inside the names. */
+    check_refused(decode_session, buf, bytes, 88, 0, 1);
 }
 
 static void test_session_smallest_and_largest(void)
