@@ -38,13 +38,13 @@ def stats(daemon):
 
 
 def quiet(daemon, what):
-    """Nothing is in flight, within a second."""
+    """Nothing is in flight, within 3 s (an answer may arrive before its call is counted out)."""
     end = time.monotonic() + 3
-    while time.monotonic() < end:
-        if stats(daemon).requests_inflight == 0:
-            break
+    inflight = stats(daemon).requests_inflight
+    while inflight > 0 and time.monotonic() < end:
         time.sleep(0.02)
-    equal(stats(daemon).requests_inflight, 0, f"{what}: requests in flight")
+        inflight = stats(daemon).requests_inflight
+    equal(inflight, 0, f"{what}: requests in flight")
 
 
 def stop_idle():
@@ -249,7 +249,11 @@ def vanishing_callers():
     round_of(600)
     quiet(daemon, "600 callers gone")
     grown = stats(daemon).rss_bytes - before
-    check(grown < 24 << 20, f"memory after 600 vanished callers: {grown >> 10} KiB more")
+    limit = 24 << 20
+    with open(d.BINARY, "rb") as f:
+        if b"__asan_init" in f.read():
+            limit = 300 << 20  # The sanitizer keeps 256 MiB of freed memory.
+    check(grown < limit, f"memory after 600 vanished callers: {grown >> 10} KiB more")
     answer = alice.Prefill(pb.PrefillRequest(session_id="s", tokens=pack(range(50))))
     equal(answer.prompt_tokens, 50, "the daemon serves")
     began = time.monotonic()
