@@ -92,6 +92,10 @@ static void prefill_done(struct flow *flow)
     struct shard *shard = flow->shard;
     struct request_out *out = &flow->req->out;
     if (flow->job.status != KV_OK) {
+        /* The head is again the last checkpoint: what the engine holds is somewhere on the way. */
+        if (flow->live != NULL) flow->live->busy = false;
+        live_release(shard, flow->live);
+        flow->live = NULL;
         if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
         flow_finish(flow);
         return;
