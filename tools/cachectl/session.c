@@ -125,10 +125,13 @@ static int run_list(struct ctl *ctl, const struct command *command, int argc, ch
     } while (code == 0 && token);
     client_destroy(client);
     free(token);
+    if (code == 0 && !ctl->json) {
+        out_table_print(ctl, &table);
+    } else {
+        out_table_drop(&table);
+    }
     if (code == 0 && ctl->json) return out_json_take(json_pack("{s:o}", "sessions", list));
     json_decref(list);
-    if (code == 0) out_table_print(ctl, &table);
-    if (code != 0) out_table_drop(&table);
     return code;
 }
 
