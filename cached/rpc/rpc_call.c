@@ -233,6 +233,10 @@ static void reply_now(struct rpc_call *call)
 {
     struct request *req = &call->req;
     const ProtobufCMessage *response = NULL;
+    /* gRPC cancels a call at its deadline, as if the caller had gone. */
+    if (req->out.failure.failed && req->out.failure.reason == KV_REASON_CANCELLED &&
+        kv_clock_stopwatch_ns() >= req->deadline_ns)
+        request_fail(req, KV_REASON_DEADLINE, NULL, NULL, NULL, NULL);
     if (!req->out.failure.failed) {
         response = rpc_encode(req, &call->server->options.about, call->snapshot);
         if (response == NULL)

@@ -100,7 +100,8 @@ def _generate():
     return out
 
 
-sys.path.insert(0, _generate())
+PROTO = _generate()
+sys.path.insert(0, PROTO)
 from cached.session.v1 import session_pb2 as pb  # noqa: E402
 from cached.session.v1 import session_pb2_grpc as pb_grpc  # noqa: E402
 from cached.admin.v1 import admin_pb2 as admin_pb  # noqa: E402

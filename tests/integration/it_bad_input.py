@@ -10,6 +10,7 @@ import random
 import re
 import socket
 import subprocess
+import sys
 import time
 
 import grpc
@@ -475,7 +476,7 @@ def clock_step_invalid(w):
 # ---- seen in the log only: the caller has gone by then ----
 
 def logged(w, offset, reason):
-    end = time.monotonic() + 5
+    end = time.monotonic() + 10
     while time.monotonic() < end:
         if f"status={reason}" in w.daemon.log(offset):
             provoked.add(reason)
@@ -484,17 +485,38 @@ def logged(w, offset, reason):
     return False
 
 
+# A caller that stands still: its own timer does not run, so the daemon is the first to notice.
+FROZEN = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import grpc
+from cached.session.v1 import session_pb2 as pb, session_pb2_grpc as pb_grpc
+stub = pb_grpc.SessionServiceStub(grpc.insecure_channel(sys.argv[2]))
+stream = stub.Decode(pb.DecodeRequest(session_id="late", max_tokens=65536, ignore_eos=True),
+                     metadata=(("authorization", "Bearer " + sys.argv[3]),), timeout=1.0)
+next(stream)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
 @case("DEADLINE")
 def deadline(w):
     w.alice.OpenSession(pb.OpenSessionRequest(session_id="late"))
     w.alice.Prefill(prefill(session_id="late"))
-    offset = len(w.daemon.log().encode())
     began = time.monotonic()
     got = failure(w.alice.Decode, decode(session_id="late", max_tokens=65536, ignore_eos=True),
                   timeout=0.03)
     check(got is not None and got.code == "DEADLINE_EXCEEDED", f"the deadline passed: {got!r}")
     check(time.monotonic() - began < 2, "the deadline is kept")
-    check(logged(w, offset, "DEADLINE"), "the daemon ended it for its deadline")
+
+    offset = len(w.daemon.log().encode())
+    frozen = subprocess.Popen([sys.executable, "-c", FROZEN, d.PROTO,
+                               f"127.0.0.1:{w.daemon.port}", d.TOKENS["alice"][2]])
+    try:
+        check(logged(w, offset, "DEADLINE"), "the daemon ended it for its deadline")
+    finally:
+        frozen.kill()
+        frozen.wait()
 
 
 @case("CANCELLED")
