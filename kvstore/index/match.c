@@ -50,6 +50,13 @@ static void probes_prune(struct kv_match *match)
     match->probe_count = kept;
 }
 
+/* Reaches less far; as far but used longer ago. */
+static bool probe_worse(const struct kv_match_probe *a, const struct kv_match_probe *b)
+{
+    if (a->upper != b->upper) return a->upper < b->upper;
+    return a->node->used_ms < b->node->used_ms;
+}
+
 static void probe_add(struct kv_match *match, const struct kv_match_probe *probe)
 {
     match->sure = KV_MAX(match->sure, probe->lower);
@@ -59,11 +66,11 @@ static void probe_add(struct kv_match *match, const struct kv_match_probe *probe
         match->probes[match->probe_count++] = *probe;
         return;
     }
-    uint32_t oldest = 0;
+    uint32_t worst = 0;
     for (uint32_t i = 1; i < match->probe_count; i++) {
-        if (match->probes[i].node->used_ms < match->probes[oldest].node->used_ms) oldest = i;
+        if (probe_worse(&match->probes[i], &match->probes[worst])) worst = i;
     }
-    if (probe->node->used_ms >= match->probes[oldest].node->used_ms) match->probes[oldest] = *probe;
+    if (probe_worse(&match->probes[worst], probe)) match->probes[worst] = *probe;
 }
 
 /* The page of node's edge in which the prompt leaves it. Pages of the edge are asked from the last

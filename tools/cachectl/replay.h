@@ -16,7 +16,6 @@ struct replay_class {
     uint64_t turns, outcomes[TURN_OUTCOME_COUNT];
     uint64_t prompt_tokens, ideal_tokens, hit_tokens, replayed_tokens;
     uint64_t short_turns;
-    uint64_t near_turns; /* Also fewer, but by choice: see replay_session.c. */
 };
 
 /* Owned by: replay.c's run(). */

@@ -29,13 +29,13 @@ static bool failed(const struct replay *replay)
 
 static json_t *class_json(const char *name, const struct replay_class *c)
 {
-    return json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "class", name, "turns",
-        (json_int_t)c->turns, "exact", (json_int_t)c->outcomes[TURN_EXACT], "replay",
-        (json_int_t)c->outcomes[TURN_REPLAY], "miss", (json_int_t)c->outcomes[TURN_MISS],
-        "prompt_tokens", (json_int_t)c->prompt_tokens, "ideal_tokens", (json_int_t)c->ideal_tokens,
-        "hit_tokens", (json_int_t)c->hit_tokens, "replayed_tokens", (json_int_t)c->replayed_tokens,
-        "short_turns", (json_int_t)c->short_turns, "near_turns", (json_int_t)c->near_turns);
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "class", name, "turns",
+                     (json_int_t)c->turns, "exact", (json_int_t)c->outcomes[TURN_EXACT], "replay",
+                     (json_int_t)c->outcomes[TURN_REPLAY], "miss",
+                     (json_int_t)c->outcomes[TURN_MISS], "prompt_tokens",
+                     (json_int_t)c->prompt_tokens, "ideal_tokens", (json_int_t)c->ideal_tokens,
+                     "hit_tokens", (json_int_t)c->hit_tokens, "replayed_tokens",
+                     (json_int_t)c->replayed_tokens, "short_turns", (json_int_t)c->short_turns);
 }
 
 static int report_json(const struct replay *replay)
@@ -103,17 +103,10 @@ static void report_table(const struct replay *replay)
         (void)printf("%s%" PRIu64 " wrong bytes%s\n", replay->wrong_bytes > 0 ? ctl_red(ctl) : "",
                      replay->wrong_bytes, replay->wrong_bytes > 0 ? ctl_plain(ctl) : "");
     }
-    if (replay->all.near_turns > 0) {
-        (void)printf("%" PRIu64
-                     " turns resumed EXACT from a window at most %u tokens below what is "
-                     "stored: no more is computed than in a replay\n",
-                     replay->all.near_turns, replay->window_tokens);
-    }
     if (replay->all.short_turns == 0) {
-        (void)printf("no %sturn reused %u or more tokens less than the trace allows "
+        (void)printf("no turn reused %u or more tokens less than the trace allows "
                      "(prefixes of up to %u tokens excepted)\n",
-                     replay->all.near_turns > 0 ? "other " : "", REPLAY_SHORT_TOKENS,
-                     replay->window_tokens);
+                     REPLAY_SHORT_TOKENS, replay->window_tokens);
         return;
     }
     (void)printf("%s%" PRIu64 " turns fell short; the worst: session %" PRIu64

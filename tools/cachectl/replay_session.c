@@ -104,25 +104,16 @@ static enum trace_class class_of(const struct replay_session *session,
     return trace_classify(join);
 }
 
-enum verdict { VERDICT_GOOD, VERDICT_NEAR, VERDICT_SHORT };
-
-static enum verdict verdict_of(const struct turn_prefill *result, uint32_t ideal,
-                               uint32_t window_tokens)
+/* 3 or more tokens less than the trace allows.  A prefix of at most one window is excepted: it
+ * costs no more to compute than to replay, and is exact. */
+static bool is_short(const struct turn_prefill *result, uint32_t ideal, uint32_t window_tokens)
 {
     const uint32_t lost = ideal - KV_MIN(ideal, result->hit_tokens);
-
-    if (lost < REPLAY_SHORT_TOKENS) return VERDICT_GOOD;
-    /* A prefix of at most one window costs no more to compute than to replay, and is exact. */
-    if (ideal <= window_tokens) return VERDICT_GOOD;
-    /* All rows were found, and a window stands at most one window below their end: the resume rule
-     * prefers it, since that computes no more than a replay and approximates nothing. */
-    const bool found = result->stored_tokens + REPLAY_SHORT_TOKENS > ideal;
-    if (result->outcome == TURN_EXACT && found && lost <= window_tokens) return VERDICT_NEAR;
-    return VERDICT_SHORT;
+    return lost >= REPLAY_SHORT_TOKENS && ideal > window_tokens;
 }
 
 static void count(struct replay_class *class, const struct turn_prefill *result, uint32_t ideal,
-                  enum verdict verdict)
+                  bool fell_short)
 {
     class->turns++;
     class->outcomes[result->outcome]++;
@@ -130,8 +121,7 @@ static void count(struct replay_class *class, const struct turn_prefill *result,
     class->ideal_tokens += ideal;
     class->hit_tokens += result->hit_tokens;
     class->replayed_tokens += result->replayed_tokens;
-    class->short_turns += verdict == VERDICT_SHORT ? 1 : 0;
-    class->near_turns += verdict == VERDICT_NEAR ? 1 : 0;
+    class->short_turns += fell_short ? 1 : 0;
 }
 
 /* Judges one turn. */
@@ -141,13 +131,13 @@ static void judge(struct replay_session *session, enum trace_class class, uint32
     struct replay *replay = session->replay;
     const uint64_t sess = replay->trace->sessions[session->session].sess;
     const uint32_t lost = ideal - KV_MIN(ideal, result->hit_tokens);
-    const enum verdict verdict = verdict_of(result, ideal, replay->window_tokens);
+    const bool fell_short = is_short(result, ideal, replay->window_tokens);
 
-    count(&replay->all, result, ideal, verdict);
-    count(&replay->classes[class], result, ideal, verdict);
+    count(&replay->all, result, ideal, fell_short);
+    count(&replay->classes[class], result, ideal, fell_short);
     replay->computed_tokens += result->computed_tokens;
     replay->prefill_ms += result->total_ms;
-    if (verdict != VERDICT_SHORT) return;
+    if (!fell_short) return;
     char diverged[48] = "";
     if (result->diverged)
         (void)snprintf(diverged, sizeof(diverged), ", diverged at %u", result->diverged_at);
