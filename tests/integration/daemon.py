@@ -249,7 +249,7 @@ class Daemon:
 
     running = []
 
-    def __init__(self, flags=None, binary=None, directory=None, arguments=()):
+    def __init__(self, flags=None, binary=None, directory=None, arguments=(), env=None):
         self.directory = directory or scratch()
         self.binary = binary or BINARY
         self.state = os.path.join(self.directory, "state")
@@ -271,6 +271,7 @@ class Daemon:
         }
         self.flags.update(flags or {})
         self.arguments = list(arguments)
+        self.env = dict(os.environ, **env) if env else None
         self.process = None
         self.port = 0
         self.clients = []
@@ -285,7 +286,7 @@ class Daemon:
         """Waits until it serves."""
         log = open(self.log_file, "ab")
         offset = log.tell()
-        self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+        self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, env=self.env)
         log.close()
         Daemon.running.append(self)
         end = time.monotonic() + timeout
@@ -302,7 +303,7 @@ class Daemon:
     def refused(self, timeout=30):
         """Runs a daemon that must refuse to start: (exit code, its standard error)."""
         done = subprocess.run(self.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              timeout=timeout, check=False)
+                              timeout=timeout, check=False, env=self.env)
         return done.returncode, done.stderr.decode()
 
     def log(self, offset=0):

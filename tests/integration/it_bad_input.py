@@ -25,7 +25,6 @@ VOCAB = 512  # `tiny`, which SYNTHETIC takes its shape from.
 LATER = {
     "INTERNAL": "only a bug brings it about",
     "SESSIONS_FULL": "needs 1048576 sessions",
-    "SSD_READ_ONLY": "needs a device that fails a flush; see the disk fault tests",
 }
 
 provoked = set()
@@ -493,7 +492,7 @@ import grpc
 from cached.session.v1 import session_pb2 as pb, session_pb2_grpc as pb_grpc
 stub = pb_grpc.SessionServiceStub(grpc.insecure_channel(sys.argv[2]))
 stream = stub.Decode(pb.DecodeRequest(session_id="late", max_tokens=65536, ignore_eos=True),
-                     metadata=(("authorization", "Bearer " + sys.argv[3]),), timeout=1.0)
+                     metadata=(("authorization", "Bearer " + sys.argv[3]),), timeout=0.08)
 next(stream)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -568,6 +567,64 @@ def ssd_full(_):
           reason="SSD_FULL")
     check(small.is_up(), "the daemon is up")
     small.stop()
+
+
+# Laid over libc: flushes of segment files fail while the file FAULT_FILE exists.
+FAULT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int fdatasync(int fd)
+{
+    char link[64], path[512];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof(path) - 1);
+    if (n > 0) {
+        path[n] = 0;
+        if (strstr(path, "/segment-") && access(getenv("FAULT_FILE"), F_OK) == 0) {
+            errno = EIO;
+            return -1;
+        }
+    }
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd);
+}
+"""
+
+
+@case("SSD_READ_ONLY")
+def ssd_read_only(_):
+    place = d.scratch()
+    library, trigger = os.path.join(place, "fault.so"), os.path.join(place, "now")
+    made = subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"],
+                          input=FAULT.encode(), check=False)
+    if not check(made.returncode == 0, "the faulty fdatasync is built"):
+        return
+    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    bad = d.Daemon({"io.backend": "pool"}, env={
+        "LD_PRELOAD": library, "FAULT_FILE": trigger, "ASAN_OPTIONS": sanitizer}).start()
+    alice, probe = bad.client().session, bad.client(None).health
+    alice.OpenSession(pb.OpenSessionRequest(session_id="ro"))
+    alice.Prefill(prefill(session_id="ro", level=pb.LEVEL_SSD))
+    equal(probe.Check(d.health_pb2.HealthCheckRequest()).status, 1, "serving")
+    with open(trigger, "w", encoding="ascii"):
+        pass
+    answer = alice.Prefill(prefill(session_id="ro", tokens=pack(range(300)), level=pb.LEVEL_SSD))
+    equal(answer.save_reason, "SSD_READ_ONLY", "why the checkpoint was not stored")
+    os.unlink(trigger)  # A device that works again is not trusted.
+    list(alice.Decode(decode(session_id="ro", no_checkpoint=True)))
+    fails(alice.Checkpoint, pb.CheckpointRequest(session_id="ro", level=pb.LEVEL_SSD),
+          code="FAILED_PRECONDITION", reason="SSD_READ_ONLY")
+    end = time.monotonic() + 5
+    while probe.Check(d.health_pb2.HealthCheckRequest()).status != 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    equal(probe.Check(d.health_pb2.HealthCheckRequest()).status, 2, "health says so")
+    health = bad.client("ops").admin.GetStats(admin_pb.GetStatsRequest()).health
+    check("read-only" in health, f"and why: {health!r}")
+    bad.stop()
 
 
 @case("INDEX_FULL")
