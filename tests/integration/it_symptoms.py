@@ -39,7 +39,8 @@ rng = random.Random()
 
 
 def case(function):
-    _cases.append(function)
+    if function.__module__ == "__main__":  # Not those of a file that is imported.
+        _cases.append(function)
     return function
 
 
