@@ -34,6 +34,8 @@
 #define TICK_MS 1000
 #define TICK_STOPPING_MS 50
 #define ADDRESS_MAX 300u
+/* What gRPC may hold of messages on their way in, over all connections: 32 of the largest. */
+#define RECEIVE_BYTES_MAX (256u << 20)
 
 /* gRPC's own messages are about connections of clients: not ours to print. */
 static void drop_grpc_log(gpr_log_func_args *args)
@@ -95,6 +97,7 @@ static kv_status check_listen(const char *listen, struct kv_error *err)
 
 static grpc_server *create_grpc_server(void)
 {
+    grpc_resource_quota *quota = grpc_resource_quota_create("cached");
 #define INT_ARG(name, number)                                                                      \
     {.type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (int)(number)}
     grpc_arg args[] = {
@@ -107,15 +110,24 @@ static grpc_server *create_grpc_server(void)
         INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000),
         INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 30000),
+        INT_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 300000),
         INT_ARG(GRPC_ARG_MAX_CONNECTION_AGE_MS, 3600000),
         INT_ARG(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 300000),
         INT_ARG(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000),
         /* Identity only: a small message must not become a large one. */
         INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
+        {
+            .type = GRPC_ARG_POINTER,
+            .key = (char *)GRPC_ARG_RESOURCE_QUOTA,
+            .value.pointer = {quota, grpc_resource_quota_arg_vtable()},
+        },
     };
 #undef INT_ARG
     const grpc_channel_args channel_args = {KV_ARRAY_COUNT(args), args};
-    return grpc_server_create(&channel_args, NULL);
+    grpc_resource_quota_resize(quota, RECEIVE_BYTES_MAX);
+    grpc_server *server = grpc_server_create(&channel_args, NULL);
+    grpc_resource_quota_unref(quota); /* The server holds it now. */
+    return server;
 }
 
 static kv_status listen_on(struct rpc_server *server, const char *address, int *ret_port,
