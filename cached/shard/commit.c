@@ -180,6 +180,8 @@ static bool place_point(struct shard *shard, struct live *live, struct commit *c
         commit->nodes[commit->node_count++] = node;
     } else {
         node->kind = point->kind == KIND_MANUAL ? node->kind : point->kind;
+        /* Made by cutting an edge: its pages are durable, its record is still to be written. */
+        if (!node->durable) commit->found[commit->found_count++] = node;
         kv_index_renew(node, kv_store_now_ms(shard->store));
     }
     point->node = node;
@@ -313,6 +315,12 @@ static void commit_end(struct commit *commit, bool saved)
     shard_commit_ended(shard, session);
 }
 
+static void path_durable(struct kv_node *node)
+{
+    for (; node != NULL && !node->durable; node = node->parent)
+        node->durable = true;
+}
+
 static void records_done(void *context, kv_status status)
 {
     struct commit *commit = context;
@@ -324,12 +332,23 @@ static void records_done(void *context, kv_status status)
     }
     for (uint32_t i = 0; commit->write != NULL && i < commit->write->count; i++)
         kv_index_page(store->index, commit->write->items[i].page)->durable = true;
-    for (uint32_t i = 0; i < commit->node_count; i++) {
-        for (struct kv_node *node = commit->nodes[i]; node != NULL && !node->durable;
-             node = node->parent)
-            node->durable = true;
-    }
+    for (uint32_t i = 0; i < commit->node_count; i++)
+        path_durable(commit->nodes[i]);
+    for (uint32_t i = 0; i < commit->found_count; i++)
+        path_durable(commit->found[i]);
     commit_end(commit, true);
+}
+
+/* A node made by cutting an edge is recorded with the first one below it, or with the first commit
+ * that names it. */
+static kv_status batch_path(struct commit *commit, struct kv_node *end)
+{
+    kv_status status = KV_OK;
+    for (struct kv_node *node = end; status == KV_OK && node != NULL; node = node->parent) {
+        if (node != end && node->durable) break;
+        status = kv_batch_node(commit->batch, node);
+    }
+    return status;
 }
 
 static kv_status fill_batch(struct commit *commit)
@@ -343,13 +362,10 @@ static kv_status fill_batch(struct commit *commit)
         if (status == KV_OK && item->old_ssd != KV_SSD_PAGE_NONE)
             status = kv_batch_free_ssd(commit->batch, item->old_ssd);
     }
-    for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++) {
-        /* A node made by cutting an edge is recorded with the first one below it. */
-        for (struct kv_node *node = commit->nodes[i];
-             status == KV_OK && node != NULL && (node == commit->nodes[i] || !node->durable);
-             node = node->parent)
-            status = kv_batch_node(commit->batch, node);
-    }
+    for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++)
+        status = batch_path(commit, commit->nodes[i]);
+    for (uint32_t i = 0; status == KV_OK && i < commit->found_count; i++)
+        status = batch_path(commit, commit->found[i]);
     return status;
 }
 

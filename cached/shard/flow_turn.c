@@ -81,7 +81,7 @@ static void prefill_points(struct flow *flow)
                 .tokens = end, .kind = KIND_PREFILL_END, .pool_slot = KV_POOL_SLOT_NONE};
             end_placed = true;
         }
-        if (!last && anchor != end)
+        if (!last && (anchor != end || in->u.prefill.no_checkpoint))
             flow->points[flow->point_count++] = (struct commit_point){
                 .tokens = anchor, .kind = KIND_ANCHOR, .pool_slot = KV_POOL_SLOT_NONE};
     }

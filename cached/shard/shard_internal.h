@@ -88,6 +88,8 @@ struct commit {
     struct live *live; /* Until done: the table the pages came from; NULL once it was released. */
     struct kv_node *nodes[KV_STOPS_MAX + 1]; /* Made by this commit, ascending. */
     uint32_t node_count;
+    struct kv_node *found[KV_STOPS_MAX + 1]; /* Stood there already, and have no record yet. */
+    uint32_t found_count;
     struct kv_write *write; /* NULL: nothing to write. */
     struct kv_batch *batch;
     struct flow *waiter; /* Told when done; NULL: nobody waits. */
