@@ -33,7 +33,7 @@ enum { GROUP = 10, ROUND = 10 * GROUP, JOBS_MAX = 16, EXIT_USAGE = 2, COUNTS_MIN
 struct options {
     uint64_t seed;
     uint32_t from, count, jobs;
-    bool one, verbose, keep, expect_difference;
+    bool verbose, strict, keep, expect_difference;
     const char *plant, *state_file, *commit;
 };
 
@@ -109,6 +109,7 @@ static void group_run(const struct options *options, const struct places *places
     char why[EX_WHY_BYTES];
     EXPECT(run != NULL);
     run->seed = options->seed;
+    run->strict = options->strict;
     run->report_fd = report_fd;
     run->history = group * GROUP;
     (void)group_daemon(run, options, places, group);
@@ -294,6 +295,8 @@ static void print_counts(const struct options *options, const struct tally *tall
     (void)printf("%" PRIu64 " decodes on a stored head, %" PRIu64 " turns side by side, %" PRIu64
                  " restarts (%" PRIu64 " by kill -9), %" PRIu64 " expiries\n",
                  c->restored, c->beside, c->restarts, c->kills, c->expiries);
+    if (c->missed > 0)
+        (void)printf("%" PRIu64 " plans overlooked a window on another branch\n", c->missed);
     if (c->marked > 0)
         (void)printf("%" PRIu64 " replays over approximate rows where exact ones reached as far\n",
                      c->marked);
@@ -343,6 +346,7 @@ static const char usage[] =
     "  --state FILE          written every 100 histories; goes on from there\n"
     "  --commit TEXT         of the build: printed, and part of what --state compares\n"
     "  --jobs N              processes side by side (default: cores, at most 4)\n"
+    "  --strict              also fails where a window of another branch was overlooked\n"
     "  --verbose, --keep     print operations; keep directories and logs of the daemons\n"
     "\n"
     "exit code: 0 all equal, 1 bits differ or a fact does not hold, 2 wrong usage\n";
@@ -371,6 +375,7 @@ static const struct option long_options[] = {
     {"state", required_argument, NULL, OPT_STATE},
     {"commit", required_argument, NULL, OPT_COMMIT},
     {"expect-difference", no_argument, NULL, 'd'},
+    {"strict", no_argument, NULL, 's'},
     {"verbose", no_argument, NULL, 'v'},
     {"keep", no_argument, NULL, 'k'},
     {"help", no_argument, NULL, 'h'},
@@ -388,7 +393,7 @@ static bool take_number(struct options *options, int option, const char *text)
     if (option == OPT_ONE) {
         options->from = (uint32_t)number;
         options->count = 1;
-        options->one = options->verbose = true;
+        options->verbose = true;
     }
     return true;
 }
@@ -407,6 +412,9 @@ static bool take_option(struct options *options, int option, const char *text)
         return true;
     case 'd':
         options->expect_difference = true;
+        return true;
+    case 's':
+        options->strict = true;
         return true;
     case 'v':
         options->verbose = true;

@@ -25,6 +25,7 @@ struct ex_counts {
     uint64_t restored; /* Decodes on a head that had left memory. */
     uint64_t beside;   /* Turns that ran beside another one. */
     uint64_t restarts, kills, expiries;
+    uint64_t missed; /* Plans that overlooked a window on another branch. */
     uint64_t marked; /* REPLAY over approximate rows where exact ones reached as far. */
 };
 
@@ -50,6 +51,7 @@ struct ex_run {
     uint64_t seed;
     uint32_t history, turn;
     bool verbose;
+    bool strict; /* A window on another branch must be found, too. */
     int report_fd;
     struct ex_random random;
     struct ex_setup setup;
