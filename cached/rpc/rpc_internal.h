@@ -46,6 +46,7 @@ struct rpc_call {
     bool has_details;
     grpc_byte_buffer *payload;
 
+    atomic_uint batches; /* Started on it, by either thread. */
     struct rpc_tag accepted, closed, received, streamed, replied;
     uint32_t holds;
     int close_cancelled; /* Result of RECV_CLOSE_ON_SERVER. */
