@@ -1,46 +1,42 @@
 /*
- * The table of reasons: complete, findable by name, and fit to be shown to a person.
+ * Reasons: a stable API.
  *
- * Method: a walk over the enum, compared with the names the enum itself was made from.
+ * Goal: every reason has a name, a cause and a remedy, is found by its name, and failures have a
+ * gRPC status while outcomes have none; texts are sentences an operator can act on.
  */
 
 #include "kvstore/format/reason.h"
 #include "tests/harness.h"
 
-static void test_table(void)
+#include <string.h>
+
+static void test_table_is_complete(void)
 {
-    static const char *const names[] = {
-#define KV_REASON_NAME(name) #name,
-        KV_REASONS(KV_REASON_NAME)
-#undef KV_REASON_NAME
-    };
-    EXPECT_EQ_U32(sizeof(names) / sizeof(names[0]), KV_REASON_COUNT);
-    for (unsigned i = 0; i < KV_REASON_COUNT; i++) {
-        const struct kv_reason_info *info = kv_reason_info(i);
-        enum kv_reason found;
-        EXPECT_EQ_STR(info->name, names[i]);
-        EXPECT(kv_reason_find(names[i], &found));
-        EXPECT_EQ_U32(found, i);
-        EXPECT(info->grpc_code >= 0 && info->grpc_code <= 16);
+    for (int i = 0; i < KV_REASON_COUNT; i++) {
+        const struct kv_reason_info *info = kv_reason_info((enum kv_reason)i);
+        enum kv_reason found = KV_REASON_COUNT;
+        EXPECT(info->name != NULL && info->name[0] != '\0');
+        EXPECT(strspn(info->name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") == strlen(info->name));
+        EXPECT(kv_reason_find(info->name, &found) && (int)found == i);
+        EXPECT(info->cause != NULL && strlen(info->cause) > 10);
+        EXPECT(info->remedy != NULL && strlen(info->remedy) > 5);
         EXPECT((info->grpc_code == 0) == (i <= KV_REASON_MODEL_CHANGED));
-        EXPECT(info->cause[strlen(info->cause) - 1] == '.');
-        EXPECT(info->remedy[strlen(info->remedy) - 1] == '.');
+        EXPECT(info->grpc_code >= 0 && info->grpc_code <= 16);
     }
 }
 
-static void test_unknown_names(void)
+static void test_names_are_exact(void)
 {
-    const char *const unknown[] = {"", "NOTHING", "none", "SESSION_NOT_FOUND ", "SESSION"};
-    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
-        enum kv_reason found = KV_REASON_INTERNAL;
-        EXPECT(!kv_reason_find(unknown[i], &found));
-        EXPECT(found == KV_REASON_INTERNAL);
-    }
+    enum kv_reason found;
+    EXPECT(!kv_reason_find("", &found));
+    EXPECT(!kv_reason_find("expired", &found));
+    EXPECT(!kv_reason_find("EXPIRED ", &found));
+    EXPECT(kv_reason_find("EXPIRED", &found) && found == KV_REASON_EXPIRED);
 }
 
 int main(void)
 {
-    test_table();
-    test_unknown_names();
+    test_table_is_complete();
+    test_names_are_exact();
     HARNESS_END();
 }
