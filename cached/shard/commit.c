@@ -434,11 +434,13 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     assert(count > 0 && session->commits == 0);
 
     struct touched touched = {.first = 0, .count = live->page_count};
+    /* Only now a position of this history; else one of whoever had the slot before. */
+    const uint32_t branch_at = live->branch == NULL ? 0 : live->branch_at;
     struct commit *commit = calloc(1, sizeof(*commit));
     touched.objects = malloc(sizeof(uint32_t) * KV_MAX(touched.count, 1u));
     struct kv_batch *batch = kv_batch_create(store);
     if (commit == NULL || touched.objects == NULL || batch == NULL ||
-        live_chain(live, KV_MAX(points[count - 1].tokens, live->branch_at)) != KV_OK) {
+        live_chain(live, KV_MAX(points[count - 1].tokens, branch_at)) != KV_OK) {
         free(commit);
         free(touched.objects);
         kv_batch_discard(batch);

@@ -34,6 +34,7 @@ void live_clear(struct shard *shard, struct live *live)
     live->chain_count = 0;
     live->node = NULL;
     live->branch = NULL;
+    live->branch_at = 0;
     live->replay_count = 0;
     live->has_logits = false;
     memset(&live->state, 0, sizeof(live->state));
