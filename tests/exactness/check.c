@@ -69,10 +69,11 @@ static void view_live(struct ex_run *run, struct ex_session *session, struct ex_
     if (view->live && view->head_position != ref_tokens(session->live))
         ex_wrong(run, "%s is live at %u, expected %u", session->name, view->head_position,
                  ref_tokens(session->live));
-    if (view->live && view->idle_ms > EX_POOL_TTL_MS) view->live = false;
-    if (view->live) return;
-    ref_free(session->live);
-    session->live = NULL;
+    if (!view->live) {
+        ref_free(session->live);
+        session->live = NULL;
+    }
+    if (view->idle_ms > EX_POOL_TTL_MS) view->live = false;
 }
 
 void check_view(struct ex_run *run, struct ex_session *session, struct ex_view *view)

@@ -109,6 +109,7 @@ static void group_run(const struct options *options, const struct places *places
     char why[EX_WHY_BYTES];
     EXPECT(run != NULL);
     run->seed = options->seed;
+    run->plant = options->plant;
     run->strict = options->strict;
     run->report_fd = report_fd;
     run->history = group * GROUP;

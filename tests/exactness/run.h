@@ -51,7 +51,8 @@ struct ex_run {
     uint64_t seed;
     uint32_t history, turn;
     bool verbose;
-    bool strict; /* A window on another branch must be found, too. */
+    bool strict;       /* A window on another branch must be found, too. */
+    const char *plant; /* NULL: none. */
     int report_fd;
     struct ex_random random;
     struct ex_setup setup;
