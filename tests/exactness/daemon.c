@@ -29,7 +29,8 @@
 #define FLAG_COUNT 20u
 
 struct ex_daemon {
-    struct ex_daemon_options options;
+    struct ex_daemon_options options; /* Its dir is a copy. */
+    char dir[PATH_BYTES];
     pid_t pid; /* 0: does not run. */
     off_t log_start;
     struct client *clients[EX_USERS][EX_LANES];
@@ -62,6 +63,8 @@ struct ex_daemon *ex_daemon_create(const struct ex_daemon_options *options)
     char path[PATH_BYTES];
     EXPECT(daemon != NULL);
     daemon->options = *options;
+    (void)snprintf(daemon->dir, sizeof(daemon->dir), "%s", options->dir);
+    daemon->options.dir = daemon->dir;
     put_path(path, daemon, "tokens");
     const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     EXPECT(fd >= 0);

@@ -15,9 +15,9 @@
 #include "kvstore/base/bytes.h"
 #include "tests/harness.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <getopt.h>
 #include <poll.h>
 #include <signal.h>
@@ -86,18 +86,18 @@ void ex_report(struct ex_run *run)
     run->counts = (struct ex_counts){0};
 }
 
-static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *at)
+static void remove_tree(int at, const char *name)
 {
-    (void)info;
-    (void)type;
-    (void)at;
-    (void)remove(path);
-    return 0;
-}
-
-static void remove_tree(const char *dir)
-{
-    (void)nftw(dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    const int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    const struct dirent *entry;
+    if (dir == NULL) return;
+    while ((entry = readdir(dir)) != NULL) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (unlinkat(fd, entry->d_name, 0) != 0) remove_tree(fd, entry->d_name);
+    }
+    (void)closedir(dir);
+    (void)unlinkat(at, name, AT_REMOVEDIR);
 }
 
 /* Histories [first, end) of a group are counted; those before them only set the stage. */
@@ -125,7 +125,7 @@ static void group_run(const struct options *options, const struct places *places
     ref_model_close(run->model);
     free(run);
     (void)snprintf(dir, sizeof(dir), "%s/%u", places->dir, group);
-    if (!options->keep) remove_tree(dir);
+    if (!options->keep) remove_tree(AT_FDCWD, dir);
 }
 
 /* ---- a round: jobs side by side ---- */
@@ -500,7 +500,8 @@ int main(int argc, char **argv)
     if (options.state_file != NULL) state_read(&options, &tally);
     find_places(&places, &options);
     const int code = run_all(&options, &places, &tally);
-    if (!options.keep) remove_tree(places.dir);
+    if (!options.keep) remove_tree(AT_FDCWD, places.dir);
+    const int checked = harness_end();
     print_counts(&options, &tally);
-    return verdict(&options, &tally, code);
+    return checked == EXIT_SUCCESS ? verdict(&options, &tally, code) : checked;
 }
