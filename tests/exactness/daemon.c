@@ -155,30 +155,33 @@ static _Noreturn void become(const struct flags *flags, int log_fd, pid_t parent
     _exit(127);
 }
 
-static bool log_says(const struct ex_daemon *daemon, const char *what)
+/* What it wrote since this start. */
+static void read_log(const struct ex_daemon *daemon, char *text, size_t bytes)
 {
     char path[PATH_BYTES];
-    char text[8192];
+    text[0] = '\0';
     put_path(path, daemon, "log");
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    const ssize_t count = pread(fd, text, sizeof(text) - 1, daemon->log_start);
+    if (fd < 0) return;
+    const ssize_t count = pread(fd, text, bytes - 1, daemon->log_start);
     (void)close(fd);
-    if (count <= 0) return false;
-    text[count] = '\0';
-    return strstr(text, what) != NULL;
+    text[count > 0 ? count : 0] = '\0';
 }
 
 static bool wait_ready(struct ex_daemon *daemon, char *why)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
+    char text[8192];
     for (uint32_t ms = 0; ms < START_MS_MAX; ms++) {
         int status;
-        if (log_says(daemon, "event=ready")) return true;
+        read_log(daemon, text, sizeof(text));
+        if (strstr(text, "event=ready") != NULL) return true;
         if (waitpid(daemon->pid, &status, WNOHANG) == daemon->pid) {
             daemon->pid = 0;
-            (void)snprintf(why, EX_WHY_BYTES, "the daemon ended with status 0x%x while starting",
-                           (unsigned)status);
+            read_log(daemon, text, sizeof(text));
+            (void)snprintf(why, EX_WHY_BYTES,
+                           "the daemon ended with status 0x%x while starting: %s", (unsigned)status,
+                           text);
             return false;
         }
         (void)nanosleep(&pause, NULL);
