@@ -1,10 +1,10 @@
 /*
  * One call: accept, identify, decode, hand to the shard, answer, free.
  *
- * Two threads start batches on a call, never at the same time: the rpc thread until shard_post(),
- * then the shard thread, whose request_reply() starts the last batch, so the caller waits for one
- * hop only.  All tags return on the rpc thread, which frees the call once the last one is back;
- * after the line that starts the last batch the call may be gone.
+ * Two threads start batches on a call: the rpc thread until shard_post(), then the shard thread,
+ * whose request_reply() starts the last batch, so the caller waits for one hop only.   All tags
+ * return on the rpc thread, which frees the call once the last one is back; after the line that
+ * starts the last batch the call may be gone.
  *
  * A stream message must have left before the last batch is started (gRPC allows one send at a time,
  * and stream_msg would be in the shard's mailbox when the request is freed).  So a reply that comes
@@ -92,6 +92,7 @@ static void log_finished(const struct rpc_call *call)
     char session[17] = "-";
 
     if (call->method->answer != RPC_BY_SHARD) return;
+    if (!is_run && !kv_log_wants(call->server->options.log, KV_LOG_DEBUG)) return;
     if (req->in.session_name != NULL) {
         for (unsigned i = 0; i < 8; i++)
             (void)snprintf(session + 2 * i, 3, "%02x", req->in.session.bytes[i]);
@@ -208,9 +209,28 @@ static void fill_failure(struct rpc_call *call)
     call->has_trailing = true;
 }
 
+static grpc_op watch_close(struct rpc_call *call)
+{
+    return (grpc_op){
+        .op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+        .data.recv_close_on_server.cancelled = &call->close_cancelled,
+    };
+}
+
+/* Calls that may run long are watched from the start, so that a caller who left stops the work. The
+ * others are over before that could help; their close is received with the answer, which saves the
+ * shard from meeting the rpc thread on the connection. */
+static bool runs_long(const struct rpc_call *call)
+{
+    if (call->has_details) return true;
+    if (call->method->answer != RPC_BY_SHARD) return false;
+    return call->req.method == REQUEST_PREFILL || call->req.method == REQUEST_DECODE ||
+           call->req.method == REQUEST_CHECKPOINT || call->req.method == REQUEST_WAIT_DURABLE;
+}
+
 void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *response)
 {
-    grpc_op ops[3];
+    grpc_op ops[4];
     size_t count = 0;
 
     if (!call->initial_sent) ops[count++] = initial_metadata();
@@ -233,6 +253,7 @@ void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *response)
                 .trailing_metadata_count = call->has_trailing ? 1 : 0,
             },
     };
+    if (!call->watched) ops[count++] = watch_close(call);
     start_batch(call, ops, count, &call->replied);
 }
 
@@ -480,27 +501,27 @@ static void on_accepted(struct rpc_tag *tag, bool ok)
         call_free(call);
         return;
     }
-    rpc_call_expect(server, call->method_index);
-
+    const uint32_t method_index = call->method_index;
     call->next = server->calls;
     if (call->next != NULL) call->next->prev = call;
     server->calls = call;
     server->call_count++;
-    call->holds = 2; /* closed, replied. */
+    call->watched = runs_long(call);
+    call->holds = call->watched ? 2 : 1; /* closed, replied. */
     call->req.out.times.arrived_ns = kv_clock_stopwatch_ns();
     if (call->has_details) call->deadline = call->details.deadline;
     call->req.deadline_ns = deadline_ns(call, call->req.out.times.arrived_ns);
 
-    const grpc_op op = {
-        .op = GRPC_OP_RECV_CLOSE_ON_SERVER,
-        .data.recv_close_on_server.cancelled = &call->close_cancelled,
-    };
-    start_batch(call, &op, 1, &call->closed);
+    if (call->watched) {
+        const grpc_op op = watch_close(call);
+        start_batch(call, &op, 1, &call->closed);
+    }
     if (call->has_details) {
         handle_unregistered(call);
     } else {
         handle(call);
     }
+    rpc_call_expect(server, method_index);
 }
 
 static struct rpc_call *call_create(struct rpc_server *server, unsigned method_index)

@@ -50,6 +50,7 @@ struct rpc_call {
     struct rpc_tag accepted, closed, received, streamed, replied;
     uint32_t holds;
     int close_cancelled; /* Result of RECV_CLOSE_ON_SERVER. */
+    bool watched; /* RECV_CLOSE was started at once; else it comes with the answer. */
     bool is_closed;
     bool is_posted; /* With the shard, or was. */
     bool is_replied;

@@ -107,6 +107,11 @@ static void enqueue(struct kv_log *log, const struct line *line)
     (void)pthread_mutex_unlock(&log->lock);
 }
 
+bool kv_log_wants(const struct kv_log *log, enum kv_log_level level)
+{
+    return log != NULL && level >= log->level;
+}
+
 void kv_log(struct kv_log *log, enum kv_log_level level, const char *event, const char *fmt, ...)
 {
     if (log == NULL || level < log->level) return;

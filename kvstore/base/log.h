@@ -25,5 +25,8 @@ kv_status kv_log_create(enum kv_log_level level, uint32_t queue_lines, kv_log_wr
 /* Writes out what is queued, stops the thread. */
 void kv_log_destroy(struct kv_log *log);
 
+/* Whether a line of that level would be written: to save making its fields. */
+bool kv_log_wants(const struct kv_log *log, enum kv_log_level level);
+
 /* Lines dropped because the queue was full. */
 uint64_t kv_log_dropped(const struct kv_log *log);

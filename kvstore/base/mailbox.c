@@ -1,10 +1,10 @@
 /*
  * The only way across threads: an intrusive many-to-one queue with an eventfd.
  *
- * A mutex and not a lock-free list, for lifetime: the sender writes the eventfd while it holds the
- * lock, and the receiver takes messages only under the lock, so once a message has been received
- * its sender has left the mailbox and the receiver may destroy it.  (A lock-free push would write
- * to the eventfd after the message is visible, when mailbox and descriptor may be gone.)
+ * The sender writes the eventfd after it has left the lock: the receiver wakes at once and would
+ * else sleep again on the lock its sender still holds, which costs a hop more than the hop itself.
+ * So a message can be received, and its owner be gone, while its sender still is about to write;
+ * `senders` counts those, and destroying waits for them.
  *
  * The eventfd is written on the step from empty to non-empty and drained only when a run finds
  * nothing left, so a burst costs one write and one read, and "readable while messages wait" holds
@@ -18,6 +18,8 @@
 #include <assert.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -29,7 +31,9 @@ struct kv_mailbox {
     pthread_mutex_t lock; /* Guards what follows. */
     struct kv_msg *head;
     struct kv_msg *tail;
-    bool signalled; /* The eventfd is readable. */
+    bool signalled; /* The eventfd is readable, or its writer is on the way. */
+
+    atomic_uint senders; /* Inside kv_mailbox_post(). */
 };
 
 kv_status kv_mailbox_create(struct kv_mailbox **ret_mailbox, struct kv_error *err)
@@ -50,9 +54,9 @@ kv_status kv_mailbox_create(struct kv_mailbox **ret_mailbox, struct kv_error *er
 void kv_mailbox_destroy(struct kv_mailbox *mailbox)
 {
     if (mailbox == NULL) return;
-    /* The last sender may still be between its eventfd write and its unlock. */
-    (void)pthread_mutex_lock(&mailbox->lock);
-    (void)pthread_mutex_unlock(&mailbox->lock);
+    /* The last sender may still be before its eventfd write. */
+    while (atomic_load_explicit(&mailbox->senders, memory_order_acquire) > 0)
+        (void)sched_yield();
     (void)pthread_mutex_destroy(&mailbox->lock);
     (void)close(mailbox->fd);
     free(mailbox);
@@ -63,6 +67,7 @@ void kv_mailbox_post(struct kv_mailbox *mailbox, struct kv_msg *msg)
     assert(msg->run != NULL);
     msg->next = NULL;
 
+    (void)atomic_fetch_add_explicit(&mailbox->senders, 1, memory_order_relaxed);
     (void)pthread_mutex_lock(&mailbox->lock);
     if (mailbox->tail == NULL) {
         mailbox->head = msg;
@@ -70,13 +75,15 @@ void kv_mailbox_post(struct kv_mailbox *mailbox, struct kv_msg *msg)
         mailbox->tail->next = msg;
     }
     mailbox->tail = msg;
-    if (!mailbox->signalled) {
-        mailbox->signalled = true;
+    const bool wake = !mailbox->signalled;
+    mailbox->signalled = true;
+    (void)pthread_mutex_unlock(&mailbox->lock);
+    if (wake) {
         /* The counter goes from 0 to 1: a non-blocking write cannot fail. */
         const int rc = eventfd_write(mailbox->fd, 1);
         assert(rc == 0);
     }
-    (void)pthread_mutex_unlock(&mailbox->lock);
+    (void)atomic_fetch_sub_explicit(&mailbox->senders, 1, memory_order_release);
 }
 
 /* Moves all posted messages to the receiver; when there are none, makes the eventfd unreadable. */
@@ -87,10 +94,9 @@ static void take(struct kv_mailbox *mailbox)
     mailbox->head = NULL;
     mailbox->tail = NULL;
     if (mailbox->ready == NULL && mailbox->signalled) {
+        /* Nothing to read: its writer is on the way, and the next run drains it. */
         eventfd_t drained;
-        const int rc = eventfd_read(mailbox->fd, &drained);
-        assert(rc == 0);
-        mailbox->signalled = false;
+        if (eventfd_read(mailbox->fd, &drained) == 0) mailbox->signalled = false;
     }
     (void)pthread_mutex_unlock(&mailbox->lock);
 }
