@@ -180,8 +180,8 @@ static bool wait_ready(struct ex_daemon *daemon, char *why)
             daemon->pid = 0;
             read_log(daemon, text, sizeof(text));
             (void)snprintf(why, EX_WHY_BYTES,
-                           "the daemon ended with status 0x%x while starting: %s", (unsigned)status,
-                           text);
+                           "the daemon ended with status 0x%x while starting: %.500s",
+                           (unsigned)status, text);
             return false;
         }
         (void)nanosleep(&pause, NULL);
