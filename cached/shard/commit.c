@@ -159,38 +159,6 @@ static void live_advance(struct live *live, struct kv_node *node)
     live->replay_count = kept;
 }
 
-/* One point: the node that stands there already, or a new one. */
-static bool place_point(struct shard *shard, struct live *live, struct commit *commit,
-                        struct touched *touched, struct commit_point *point)
-{
-    const uint32_t k = point->tokens / KV_PAGE_TOKENS;
-    const struct kv_digest digest =
-        kv_digest_at(&live->chain[k], point->tokens, live->ids + (size_t)k * KV_PAGE_TOKENS);
-    struct kv_checkpoint_id id;
-    if (!checkpoint_id(live, point->tokens, &digest, &id)) return false;
-
-    struct kv_node *node = kv_index_node_find(live->session, &id);
-    point->existed = node != NULL;
-    if (node == NULL) {
-        struct kv_node *parent = live->node;
-        while (parent != NULL && parent->tokens >= point->tokens)
-            parent = parent->parent;
-        node = make_node(shard, live, touched, point, parent, &id, &digest);
-        if (node == NULL) return false;
-        commit->nodes[commit->node_count++] = node;
-    } else {
-        node->kind = point->kind == KIND_MANUAL ? node->kind : point->kind;
-        /* Made by cutting an edge: its pages are durable, its record is still to be written. */
-        if (!node->durable) commit->found[commit->found_count++] = node;
-        kv_index_renew(node, kv_store_now_ms(shard->store));
-    }
-    point->node = node;
-    attach_image(shard, point, node);
-    demote_superseded(shard, node);
-    if (live->node == NULL || node->tokens > live->node->tokens) live_advance(live, node);
-    return true;
-}
-
 /* The history left a stored edge: a node where it did, so that edges stay short and both branches
  * share what is below.  Without room in the index the new edge is only longer. */
 static bool cut_branch(struct shard *shard, struct live *live)
@@ -212,6 +180,41 @@ static bool cut_branch(struct shard *shard, struct live *live)
         node->kind = KIND_BRANCH;
         node->image.lost = KV_REASON_DIVERGED;
     }
+    if (live->node == NULL || node->tokens > live->node->tokens) live_advance(live, node);
+    return true;
+}
+
+/* One point: the node that stands there already, or a new one. */
+static bool place_point(struct shard *shard, struct live *live, struct commit *commit,
+                        struct touched *touched, struct commit_point *point)
+{
+    const uint32_t k = point->tokens / KV_PAGE_TOKENS;
+    const struct kv_digest digest =
+        kv_digest_at(&live->chain[k], point->tokens, live->ids + (size_t)k * KV_PAGE_TOKENS);
+    struct kv_checkpoint_id id;
+    if (!checkpoint_id(live, point->tokens, &digest, &id)) return false;
+
+    struct kv_node *node = kv_index_node_find(live->session, &id);
+    point->existed = node != NULL;
+    if (node == NULL) {
+        if (point->tokens > live->branch_at && !cut_branch(shard, live)) return false;
+        struct kv_node *parent = live->node;
+        while (parent != NULL && parent->tokens >= point->tokens)
+            parent = parent->parent;
+        node = make_node(shard, live, touched, point, parent, &id, &digest);
+        if (node == NULL) return false;
+        commit->nodes[commit->node_count++] = node;
+    } else {
+        node->kind = point->kind == KIND_MANUAL ? node->kind : point->kind;
+        /* Made by cutting an edge: its pages are durable, its record is still to be written. */
+        if (!node->durable) commit->found[commit->found_count++] = node;
+        /* Stored as far as this: the history has not left the edge before it. */
+        if (node->tokens > live->branch_at) live->branch = NULL;
+        kv_index_renew(node, kv_store_now_ms(shard->store));
+    }
+    point->node = node;
+    attach_image(shard, point, node);
+    demote_superseded(shard, node);
     if (live->node == NULL || node->tokens > live->node->tokens) live_advance(live, node);
     return true;
 }
@@ -409,7 +412,7 @@ static enum kv_reason refused(struct commit *commit, kv_status status, const str
 static bool place_points(struct shard *shard, struct live *live, struct commit *commit,
                          struct commit_point *points, uint32_t count, struct touched *touched)
 {
-    bool ok = cut_branch(shard, live);
+    bool ok = true;
     for (uint32_t i = 0; ok && i < count; i++)
         ok = place_point(shard, live, commit, touched, &points[i]);
     if (ok && commit->node_count > 0) {

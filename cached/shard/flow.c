@@ -233,7 +233,9 @@ void flow_finish(struct flow *flow)
         flow->live->busy = false;
         flow->live->used_seq = ++shard->used_seq;
     }
+    struct kv_session *freed = NULL;
     if (flow->holds_session) {
+        freed = flow->session;
         flow->session->busy = NULL;
         if (!flow->failed) flow->session->used_ms = kv_store_now_ms(shard->store);
     }
@@ -245,4 +247,5 @@ void flow_finish(struct flow *flow)
     if (shard->flows == flow) shard->flows = flow->next;
     atomic_fetch_sub(&shard->inflight, 1);
     request_reply(req);
+    if (freed != NULL) shard_session_freed(shard, freed);
 }

@@ -116,13 +116,34 @@ void flow_open_session(struct flow *flow)
 
 /* ---- CloseSession ---- */
 
+static void close_now(struct flow *flow)
+{
+    struct kv_session *session = flow->session;
+    struct flow *running = session->busy;
+    if (flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    if (running != NULL) {
+        /* What runs is cancelled first; it ends at its next chunk or step. */
+        atomic_store(&running->req->cancelled, true);
+        flow->req->out.was_live = true;
+        flow->waits_session = true;
+        flow->wake = close_now;
+        return;
+    }
+    flow->req->out.was_live |= session->live != NULL;
+    live_release(flow->shard, session->live);
+    flow_finish(flow);
+}
+
 void flow_close_session(struct flow *flow)
 {
-    if (flow_find_session(flow) && flow_claim_session(flow)) {
-        flow->req->out.was_live = flow->session->live != NULL;
-        live_release(flow->shard, flow->session->live);
+    if (!flow_find_session(flow)) {
+        flow_finish(flow);
+        return;
     }
-    flow_finish(flow);
+    close_now(flow);
 }
 
 /* ---- Rollback ---- */

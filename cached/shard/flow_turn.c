@@ -169,9 +169,12 @@ static struct kv_node *prefill_parent(struct flow *flow)
     const struct live *live = session->live;
     const struct kv_node *head = live != NULL ? live->node : session->head;
     struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.prefill.parent);
-    if (node == NULL || node->foreign) {
-        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "parent_checkpoint_id", NULL,
-                  node != NULL ? "MODEL_CHANGED" : kv_reason_info(session->last_loss)->name);
+    if (node == NULL || node->foreign ||
+        kv_index_expired(node, kv_store_now_ms(flow->shard->store))) {
+        const char *cause = node == NULL    ? kv_reason_info(session->last_loss)->name
+                            : node->foreign ? "MODEL_CHANGED"
+                                            : "EXPIRED";
+        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "parent_checkpoint_id", NULL, cause);
         return NULL;
     }
     if (!kv_index_is_ancestor(node, head)) {

@@ -133,9 +133,18 @@ const char *shard_health(struct shard *shard)
     return atomic_load(&shard->health);
 }
 
+/* A list first: what is woken may finish, or start something and wait again. */
+static void wake_list(struct flow *woken)
+{
+    while (woken != NULL) {
+        struct flow *next = woken->next_waiter;
+        woken->wake(woken);
+        woken = next;
+    }
+}
+
 void shard_commit_ended(struct shard *shard, struct kv_session *session)
 {
-    /* A list first: what is woken may finish, or start the next commit and wait again. */
     struct flow *woken = NULL;
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
         if (!flow->waits_commit || flow->session != session) continue;
@@ -143,11 +152,19 @@ void shard_commit_ended(struct shard *shard, struct kv_session *session)
         flow->next_waiter = woken;
         woken = flow;
     }
-    while (woken != NULL) {
-        struct flow *next = woken->next_waiter;
-        woken->wake(woken);
-        woken = next;
+    wake_list(woken);
+}
+
+void shard_session_freed(struct shard *shard, struct kv_session *session)
+{
+    struct flow *woken = NULL;
+    for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+        if (!flow->waits_session || flow->session != session) continue;
+        flow->waits_session = false;
+        flow->next_waiter = woken;
+        woken = flow;
     }
+    wake_list(woken);
 }
 
 void shard_before_drop(struct kv_session *session, const struct kv_node *node)
@@ -169,8 +186,8 @@ static void tick_flows(struct shard *shard)
                           (deadline_ns != 0 && kv_clock_stopwatch_ns() > deadline_ns);
         /* A running job looks at the flag only; shutting down and a passed deadline set it. */
         if (over) atomic_store(&flow->req->cancelled, true);
-        if (over && flow->waits_commit) {
-            flow->waits_commit = false;
+        if (over && (flow->waits_commit || flow->waits_session)) {
+            flow->waits_commit = flow->waits_session = false;
             flow->wake(flow);
             next = shard->flows;
         }

@@ -161,6 +161,7 @@ struct flow {
     void (*next_step)(struct flow *flow); /* What follows flow_begin. */
     void (*after_save)(struct flow *flow); /* What follows turn_save. */
     bool waits_commit;                     /* Woken when a commit of its session ends. */
+    bool waits_session;                    /* Woken when its session is no longer claimed. */
     bool plan_only;                        /* Lookup: holds nothing, changes nothing. */
     bool probed;                           /* Lookup: it has waited for pages once. */
     bool want_pending;     /* Decode: a pending token at the head is worth an image. */
@@ -232,6 +233,8 @@ void turn_save(struct flow *flow, void (*after)(struct flow *flow));
 
 /* Wakes flows that wait for a commit of this session. */
 void shard_commit_ended(struct shard *shard, struct kv_session *session);
+/* Wakes flows that wait for the session to be unclaimed. */
+void shard_session_freed(struct shard *shard, struct kv_session *session);
 /* The store drops `node` next: nobody may keep a pointer to it. */
 void shard_before_drop(struct kv_session *session, const struct kv_node *node);
 
