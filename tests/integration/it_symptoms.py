@@ -650,9 +650,9 @@ def t86_odd_sizes_round_trip():
     for step in steps:  # From the middle of pages that were written again, fuller.
         got = Talk(client, "grown").lookup(grown[:step] + tokens(3))
         equal(got.hit_tokens, even(step) if even(step) > WINDOW else 0, f"hit at step {step}")
-    for step in rng.sample(steps, 5):
+    for step in rng.sample([s for s in steps if even(s) > WINDOW], 5):
         got = Talk(client, "grown").prefill(grown[:step] + tokens(3))
-        equal(got.hit_tokens, even(step) if even(step) > WINDOW else 0, f"hit at step {step}")
+        equal(got.hit_tokens, even(step), f"hit at step {step}")
         equal(got.weakened, 0, f"step {step}: weakened")
     box.no_wrong_bytes("of odd sizes")
     equal(box.counter("cached_io_errors_total"), 0, "I/O errors")
