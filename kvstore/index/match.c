@@ -73,6 +73,20 @@ static void probe_add(struct kv_match *match, const struct kv_match_probe *probe
     if (probe_worse(&match->probes[worst], probe)) match->probes[worst] = *probe;
 }
 
+static void window_add(struct kv_match *match, struct kv_node *node)
+{
+    if (node->image.slot == KV_POOL_SLOT_NONE) return;
+    if (match->window_count < KV_MATCH_WINDOWS_MAX) {
+        match->windows[match->window_count++] = node;
+        return;
+    }
+    uint32_t lowest = 0;
+    for (uint32_t i = 1; i < match->window_count; i++) {
+        if (match->windows[i]->tokens < match->windows[lowest]->tokens) lowest = i;
+    }
+    if (node->tokens > match->windows[lowest]->tokens) match->windows[lowest] = node;
+}
+
 /* The page of node's edge in which the prompt leaves it. Pages of the edge are asked from the last
  * to the first: their tags name all tokens before them. */
 static void edge_probe(struct kv_match *match, struct kv_index *index, struct kv_node *node)
@@ -109,6 +123,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
     match->node = NULL;
     match->sure = 0;
     match->probe_count = 0;
+    match->window_count = 0;
     while (node != NULL) {
         bool inside = false;
         if (node->foreign) {
@@ -120,6 +135,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
             inside = node_matches(match, node);
             if (inside && node_better(node, match->node)) match->node = node;
             if (inside) match->sure = KV_MAX(match->sure, node->tokens);
+            if (inside) window_add(match, node);
             if (!inside) edge_probe(match, index, node);
         }
         /* Only below a node that matched whole can anything longer stand. */
@@ -221,8 +237,8 @@ uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *l
     uint32_t best = 0;
     *ret_node = NULL;
 
-    for (struct kv_node *node = match->node; node != NULL; node = node->parent) {
-        if (node->tokens < best) break;
+    for (uint32_t i = 0; i < match->window_count; i++) {
+        struct kv_node *node = match->windows[i];
         window_consider(layout, pool, now_ns, node, KV_MIN(node->tokens, most), &best, ret_node);
     }
     for (uint32_t i = 0; i < match->probe_count; i++) {

@@ -15,6 +15,11 @@
  */
 #define KV_MATCH_PROBES_MAX 64u
 
+/* Nodes with a window that a prompt matches whole and that are still looked at; of more, the
+ * deepest.
+ */
+#define KV_MATCH_WINDOWS_MAX 64u
+
 struct kv_match_probe {
     struct kv_node *node; /* Whose edge the prompt leaves. */
     uint32_t page;        /* Page object to look into. */
@@ -29,6 +34,10 @@ struct kv_match {
     uint32_t count;                /* N */
     const struct kv_digest *chain; /* N / 128 + 1 values: D_0 .. D_floor(N/128) */
     struct kv_node *node;          /* Deepest node matched whole; NULL: none. */
+    /* All that have a window, whichever branch they are of: the longest rows may lie on a branch
+     * whose windows are gone, or go on below a node that another one of equal tokens hides. */
+    struct kv_node *windows[KV_MATCH_WINDOWS_MAX];
+    uint32_t window_count;
     uint32_t sure; /* Tokens known to be shared with something before any page is looked into. */
     uint32_t probe_count;
     struct kv_match_probe probes[KV_MATCH_PROBES_MAX];
