@@ -89,9 +89,8 @@ bool flow_claim_session(struct flow *flow)
     return true;
 }
 
-static void loaded(void *context, struct kv_session *session, kv_status status)
+void flow_wake_loaded(struct kv_session *session, kv_status status)
 {
-    (void)context;
     struct flow *waiter = session->waiters;
     session->waiters = NULL;
     session->waiter_count = 0;
@@ -101,6 +100,12 @@ static void loaded(void *context, struct kv_session *session, kv_status status)
         waiter->wake(waiter);
         waiter = next;
     }
+}
+
+static void loaded(void *context, struct kv_session *session, kv_status status)
+{
+    (void)context;
+    flow_wake_loaded(session, status);
 }
 
 enum flow_next flow_load(struct flow *flow)

@@ -237,9 +237,12 @@ void shard_run(void *context)
             tick_flows(shard);
             tick_lives(shard);
             tick_health(shard);
+            sweep_tick(shard);
         }
+        if (shard->sweep_waiters != NULL) sweep_tick(shard);
         kv_store_tick(shard->store);
-        const int wait_ms = ran == MESSAGES_PER_TURN ? 0 : TICK_MS;
+        const bool more = ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL;
+        const int wait_ms = more ? 0 : TICK_MS;
         (void)kv_ring_run(shard->options.ring, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }
 }

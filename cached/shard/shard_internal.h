@@ -174,6 +174,8 @@ bool flow_find_session(struct flow *flow);
 bool flow_claim_session(struct flow *flow);
 /* FLOW_NEXT: the tree is loaded; FLOW_WAIT: wake runs when it is (or failure is set). */
 enum flow_next flow_load(struct flow *flow);
+/* Goes on with the requests that waited for the session's tree. */
+void flow_wake_loaded(struct kv_session *session, kv_status status);
 /* Waits for the tree and for a commit in flight, then goes on with next_step. */
 void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow));
 /* Gives everything back and replies.  The flow is gone below. */
@@ -225,6 +227,13 @@ void resume_expire_live(struct flow *flow);
 /* Starts the job; `done` runs on the shard when it is over, after resume_job_done(). */
 void resume_post_job(struct flow *flow, void (*done)(struct flow *flow));
 
+/* ---- sweep ---- */
+
+/* Drops what is past its time, a bounded part of the sessions each tick. */
+void sweep_tick(struct shard *shard);
+/* flow->wake runs after one whole sweep. */
+void sweep_wait(struct flow *flow);
+
 /* ---- the shard ---- */
 
 /* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
@@ -264,7 +273,10 @@ struct shard {
     struct live *lives;
     uint32_t live_count;
     uint64_t used_seq;
-    struct flow *flows; /* All in progress. */
+    uint32_t sweep_bucket; /* Where the sweep goes on. */
+    uint32_t sweep_loads;  /* Trees it is waiting for. */
+    struct flow *sweep_waiters;
+    struct flow *flows;    /* All in progress. */
     struct commit *commits;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];

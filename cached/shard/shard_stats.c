@@ -221,6 +221,9 @@ void flow_advance_clock(struct flow *flow)
     } else {
         kv_clock_advance(clock, flow->req->in.u.advance.ms * 1000000u);
         flow->req->out.wall_ms = kv_clock_wall_ms(clock);
+        flow->wake = flow_finish;
+        sweep_wait(flow);
+        return;
     }
     flow_finish(flow);
 }

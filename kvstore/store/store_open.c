@@ -1,10 +1,9 @@
 /*
  * Opening the store: build the tiers, then read what the last run left.
  *
- * Recovery claims the SSD pages that records name and counts checkpoints; it reads no page.  Space
- * without a record is free by construction, so a crash between write and record needs no repair.
- * Trees are loaded when a session is first touched; a checkpoint whose page file is gone is counted
- * as dropped here and removed at that load.
+ * Recovery claims the SSD pages that records name and counts checkpoints (store_recover.c); it
+ * reads no page.  Space without a record is free by construction, so a crash between write and
+ * record needs no repair.  Trees are loaded when a session is first touched.
  */
 
 #include "kvstore/store/store.h"
@@ -142,34 +141,12 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
-/* Node records sort before the page records of the same session. */
-static kv_status visit_tree(void *context, const struct kv_manifest_put *put)
-{
-    struct store_visit *visit = context;
-    struct kv_store *store = visit->store;
-    struct kv_record_page page;
-
-    if (put->key_bytes < 18) return KV_OK;
-    if (put->key[17] == 'N') {
-        store->recovery.checkpoints++;
-        return KV_OK;
-    }
-    if (kv_record_page_decode(put->value, put->value_bytes, &page) != KV_OK ||
-        kv_ssd_claim(store->ssd, page.ssd_page) != KV_OK) {
-        store->counters.missing_pages++;
-        return KV_OK;
-    }
-    store->recovery.pages++;
-    store->recovery.bytes += store->layout.page_bytes;
-    return KV_OK;
-}
-
 static kv_status recover(struct kv_store *store, struct kv_error *err)
 {
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"U", visit_user}, {"S", visit_session}, {"T", visit_tree}};
+    } passes[] = {{"U", visit_user}, {"S", visit_session}};
     struct store_visit visit = {.store = store, .err = err};
     const uint64_t begun = kv_clock_stopwatch_ns();
 
@@ -178,10 +155,14 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
             store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
-    if (store->counters.missing_pages > 0) {
-        const kv_status status = kv_store_count_dropped(store, err);
-        if (status != KV_OK) return status;
-    }
+    const kv_status status = kv_store_recover_trees(store, err);
+    if (status != KV_OK) return status;
+    const uint64_t repaired = kv_ssd_usage(store->ssd).segments_repaired;
+    if (repaired > 0)
+        kv_log(store->options.log, KV_LOG_WARN, "segments_repaired",
+               "count=%llu text=\"segment files were cut, empty or had a damaged header; the pages "
+               "they lost are dropped\"",
+               (unsigned long long)repaired);
     store->recovery.duration_ns = kv_clock_stopwatch_ns() - begun;
     return KV_OK;
 }

@@ -119,15 +119,11 @@ fail:
 }
 
 static kv_status check_header(const struct kv_ssd_place *place, const char *name, uint32_t number,
-                              uint64_t file_bytes, const uint8_t *bytes, struct kv_error *err)
+                              const uint8_t *bytes, struct kv_error *err)
 {
     struct kv_segment_header header;
     const kv_status status = kv_segment_header_decode(bytes, &header);
-    if (status == KV_MISS) return KV_MISS;
-    if (status != KV_OK)
-        return KV_FAIL(err, KV_CORRUPT,
-                       "'%s/%s' has an unreadable header; move it away to start without its pages",
-                       place->dir, name);
+    if (status != KV_OK) return status;
     if (header.page_bytes != place->page_bytes)
         return KV_FAIL(err, KV_INVALID,
                        "'%s/%s' was made for pages of %" PRIu32 " B (another model); this model's "
@@ -141,19 +137,17 @@ static kv_status check_header(const struct kv_ssd_place *place, const char *name
     if (header.number != number)
         return KV_FAIL(err, KV_INVALID, "'%s/%s' is segment %" PRIu32 " under another name",
                        place->dir, name, header.number);
-    if (file_bytes < place->segment_bytes)
-        return KV_FAIL(err, KV_CORRUPT,
-                       "'%s/%s' was cut to %" PRIu64 " B; move it away to start without its pages",
-                       place->dir, name, file_bytes);
     return KV_OK;
 }
 
+/* KV_MISS: nothing was ever stored in it; KV_CORRUPT: its header says nothing. */
 static kv_status read_and_check(const struct kv_ssd_place *place, const char *name, uint32_t number,
-                                int fd, struct kv_error *err)
+                                int fd, uint64_t *ret_file_bytes, struct kv_error *err)
 {
     struct stat info;
     if (fstat(fd, &info) != 0)
         return KV_FAIL_ERRNO(err, KV_IO, "look at '%s/%s'", place->dir, name);
+    *ret_file_bytes = (uint64_t)info.st_size;
     if (info.st_size == 0) return KV_MISS;
 
     uint8_t *bytes = aligned_alloc(KV_IO_ALIGN, KV_SEGMENT_HEADER_BYTES);
@@ -165,23 +159,29 @@ static kv_status read_and_check(const struct kv_ssd_place *place, const char *na
     } else {
         /* What a cut file lacks decodes as no header of ours. */
         memset(bytes + got, 0xff, KV_SEGMENT_HEADER_BYTES - (size_t)got);
-        status = check_header(place, name, number, (uint64_t)info.st_size, bytes, err);
+        status = check_header(place, name, number, bytes, err);
     }
     free(bytes);
     return status;
 }
 
 kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
-                              struct kv_error *err)
+                              uint64_t *ret_valid_bytes, bool *ret_repaired, struct kv_error *err)
 {
     const struct name name = name_of(number);
+    uint64_t file_bytes = 0;
     int fd = -1;
     kv_status status = open_file(place, name.text, 0, &fd, err);
     if (status != KV_OK) goto fail;
-    status = read_and_check(place, name.text, number, fd, err);
-    if (status == KV_MISS) status = complete(place, name.text, number, fd, err);
+    status = read_and_check(place, name.text, number, fd, &file_bytes, err);
+    const bool empty = status == KV_MISS;
+    const bool whole = status == KV_OK && file_bytes >= place->segment_bytes;
+    if (status == KV_MISS || status == KV_CORRUPT || (status == KV_OK && !whole))
+        status = complete(place, name.text, number, fd, err);
     if (status != KV_OK) goto fail;
     *ret_fd = fd;
+    *ret_valid_bytes = empty ? 0 : file_bytes;
+    *ret_repaired = !whole;
     return KV_OK;
 
 fail:

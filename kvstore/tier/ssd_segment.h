@@ -21,9 +21,13 @@ struct kv_ssd_place {
 kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
                                 struct kv_error *err) KV_MUST_CHECK;
 
-/* Opens it, and completes one that a crash left without a header.  KV_INVALID: made with another
- * page or segment size, or under another name; KV_CORRUPT: unreadable header or cut file. */
+/* Opens it, and completes one that a crash left without a header, that was cut, or whose header is
+ * damaged: the header says nothing that the name and the settings do not, and each page is verified
+ * by itself.  *ret_valid_bytes: how much of the file was there before; pages beyond are gone.
+ * *ret_repaired: it was not whole.  KV_INVALID: made with another page or segment size, or under
+ * another name. */
 kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
+                              uint64_t *ret_valid_bytes, bool *ret_repaired,
                               struct kv_error *err) KV_MUST_CHECK;
 
 /* False: not the name of a segment file. */

@@ -29,8 +29,9 @@
 #include <unistd.h>
 
 struct segment {
-    int fd;     /* -1: no such file. */
-    bool dirty; /* Written since its last fdatasync was started. */
+    int fd;               /* -1: no such file. */
+    bool dirty;           /* Written since its last fdatasync was started. */
+    uint64_t valid_bytes; /* Of the file as found at start: what was stored beyond is gone. */
     struct kv_ring_op sync;
     struct kv_ssd *ssd;
 };
@@ -55,6 +56,7 @@ struct kv_ssd {
     uint32_t syncs_inflight;      /* 0: no round runs. */
     uint32_t dirty_count;
 
+    uint64_t segments_repaired;
     uint64_t pages_read;
     uint64_t pages_written;
     uint64_t flushes;
@@ -102,10 +104,11 @@ static kv_status segments_count(const char *dir, uint32_t *ret_count, struct kv_
     return KV_OK;
 }
 
-static void segment_take(struct kv_ssd *ssd, uint32_t number, int fd)
+static void segment_take(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes)
 {
     assert(ssd->segments[number].fd < 0);
     ssd->segments[number].fd = fd;
+    ssd->segments[number].valid_bytes = valid_bytes;
     ssd->segment_count++;
     kv_ssd_space_add(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
 }
@@ -119,8 +122,12 @@ static kv_status segments_open(struct kv_ssd *ssd, struct kv_error *err)
         uint32_t number;
         if (!kv_ssd_segment_parse(entry->d_name, &number) || number >= ssd->segment_max) continue;
         int fd;
-        status = kv_ssd_segment_open(&ssd->place, number, &fd, err);
-        if (status == KV_OK) segment_take(ssd, number, fd);
+        uint64_t valid_bytes;
+        bool repaired;
+        status = kv_ssd_segment_open(&ssd->place, number, &fd, &valid_bytes, &repaired, err);
+        if (status != KV_OK) break;
+        segment_take(ssd, number, fd, valid_bytes);
+        ssd->segments_repaired += repaired;
     }
     (void)closedir(entries);
     return status;
@@ -135,7 +142,7 @@ static kv_status segment_add(struct kv_ssd *ssd, struct kv_error *err)
     int fd;
     const kv_status status = kv_ssd_segment_create(&ssd->place, number, &fd, err);
     if (status == KV_OK) {
-        segment_take(ssd, number, fd);
+        segment_take(ssd, number, fd, ssd->place.segment_bytes);
         ssd->ahead_failed = false;
     }
     return status;
@@ -224,6 +231,10 @@ void kv_ssd_close(struct kv_ssd *ssd)
 
 kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
 {
+    const uint32_t number = page / ssd->pages_per_segment;
+    const uint64_t end = KV_SEGMENT_HEADER_BYTES +
+                         (uint64_t)(page % ssd->pages_per_segment + 1) * ssd->place.page_bytes;
+    if (number < ssd->segment_max && end > ssd->segments[number].valid_bytes) return KV_MISS;
     return kv_ssd_space_claim(&ssd->space, page);
 }
 
@@ -416,6 +427,7 @@ struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
         .pages_written = ssd->pages_written,
         .flushes = ssd->flushes,
         .io_errors = ssd->io_errors,
+        .segments_repaired = ssd->segments_repaired,
         .ops_inflight = ssd->ops_inflight,
         .read_only = read_only,
         .read_only_reason = read_only ? ssd->read_only_reason : NULL,

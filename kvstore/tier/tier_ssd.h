@@ -76,6 +76,7 @@ struct kv_ssd_usage {
     uint64_t bytes_files;                        /* Segment files on disk. */
     uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
     uint64_t io_errors;
+    uint64_t segments_repaired; /* Found cut, empty or with a damaged header at start. */
     uint32_t ops_inflight;
     bool read_only;
     const char *read_only_reason; /* NULL while writable. */

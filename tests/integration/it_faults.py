@@ -154,9 +154,9 @@ def flipped_bits_in_segments_of_a_running_daemon():
     box.page_bytes = box.stats().page_bytes
     prompts = stored_sessions(box, 30)
     failures = 0
+    hurt = set()  # Of all rounds: a flip stays unseen while memory serves the page.
     for _ in range(3):
         pages = pages_on_disk(box)
-        hurt = set()
         for path, offset, position, ids in rng.sample(pages, 12):
             flip(path, offset + rng.randrange(box.page_bytes))
             hurt |= owners(prompts, position, ids)

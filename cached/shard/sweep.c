@@ -1,0 +1,96 @@
+/*
+ * Expired rows give their space back although nobody asks for their session any more.
+ *
+ * A session whose last use is longer ago than its life has nothing left that counts.  The sweep
+ * walks the table of sessions, a bounded part each tick, loads the trees of such sessions and drops
+ * what is due.  Lookups do not depend on it: they judge age themselves.
+ *
+ * Where time moves by AdvanceClock only, that call waits for one whole sweep, so that what the time
+ * passed does is done when it answers.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#define SWEEP_SESSIONS_PER_TICK 512u
+#define SWEEP_LOADS_MAX 8u
+
+static bool is_due(const struct shard *shard, const struct kv_session *session)
+{
+    const uint32_t nodes =
+        session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes;
+    if (nodes == 0 || session->load == KV_LOAD_RUNNING) return false;
+    if (session->busy != NULL || session->flows > 0 || session->commits > 0) return false;
+    return kv_store_now_ms(shard->store) > session->used_ms + session->ttl_ms;
+}
+
+static void sweep_session(struct shard *shard, struct kv_session *session)
+{
+    live_release(shard, session->live);
+    kv_store_drop_expired(shard->store, session);
+    session->recorded_nodes = session->node_count;
+}
+
+static void sweep_loaded(void *context, struct kv_session *session, kv_status status)
+{
+    struct shard *shard = context;
+    shard->sweep_loads--;
+    /* What came for it meanwhile waited for the same load. */
+    flow_wake_loaded(session, status);
+    if (status == KV_OK && is_due(shard, session)) sweep_session(shard, session);
+    /* Not to be tried again at once. */
+    if (status != KV_OK) session->recorded_nodes = 0;
+}
+
+static void swept(void *context, kv_status status)
+{
+    struct flow *flow = context;
+    (void)status;
+    flow->wake(flow);
+}
+
+/* The whole table was seen and nothing is being loaded: the space is free once the removals are
+ * durable, and so is a batch posted behind them. */
+static void pass_done(struct shard *shard)
+{
+    struct flow *flow = shard->sweep_waiters;
+    shard->sweep_waiters = NULL;
+    kv_store_tick(shard->store);
+    while (flow != NULL) {
+        struct flow *next = flow->next_waiter;
+        struct kv_batch *batch = kv_batch_create(shard->store);
+        if (batch == NULL)
+            flow->wake(flow);
+        else
+            kv_batch_post(batch, swept, flow);
+        flow = next;
+    }
+}
+
+void sweep_wait(struct flow *flow)
+{
+    flow->next_waiter = flow->shard->sweep_waiters;
+    flow->shard->sweep_waiters = flow;
+    flow->shard->sweep_bucket = 0;
+}
+
+void sweep_tick(struct shard *shard)
+{
+    struct kv_session *session = NULL;
+    uint32_t seen = 0;
+    while (seen < SWEEP_SESSIONS_PER_TICK && shard->sweep_loads < SWEEP_LOADS_MAX) {
+        session = kv_index_session_next(shard->store->index, &shard->sweep_bucket, session);
+        if (session == NULL) {
+            shard->sweep_bucket = 0;
+            if (shard->sweep_waiters != NULL && shard->sweep_loads == 0) pass_done(shard);
+            return;
+        }
+        seen++;
+        if (!is_due(shard, session)) continue;
+        if (session->load == KV_LOAD_DONE) {
+            sweep_session(shard, session);
+        } else {
+            shard->sweep_loads++;
+            kv_store_load_start(shard->store, session, sweep_loaded, shard);
+        }
+    }
+}
