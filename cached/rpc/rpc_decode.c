@@ -353,7 +353,13 @@ static bool decode_decode(struct decoder *d)
     req->in.u.decode.no_checkpoint = m->no_checkpoint;
     req->in.u.decode.from_position = m->from_position;
     req->in.epoch = m->epoch;
-    return take_request_id(req, m->request_id);
+    if (!take_request_id(req, m->request_id)) return false;
+    if (req->in.request_id == NULL) return true;
+    /* Its answer would have to be kept; taken and not honoured it would promise too much. */
+    request_fail(req, KV_REASON_NOT_IMPLEMENTED, "request_id", "empty", m->request_id,
+                 "Decode with a request_id is not in this version; after a lost answer use "
+                 "from_position.");
+    return false;
 }
 
 static bool decode_checkpoint(struct decoder *d)
