@@ -402,6 +402,42 @@ def full_ssd_refuses_saves_and_goes_on():
 
 
 @case
+def full_ssd_moves_no_head_back():
+    """A turn whose save was refused was acknowledged all the same: when others need the engine, an
+    answer follows that turn, or is refused; it never follows an older one and says OK."""
+    box = Box("synthetic", {"ssd.bytes": "1MiB", "ssd.segment_bytes": "256KiB",
+                            "hbm.bytes": "4MiB", "engine.live_sessions": "2"}).start()
+    client = box.client()
+    mine, prompt = Talk(client, "mine"), tokens(250)
+    equal(mine.prefill(prompt).save_reason, "", "the first turn is stored")
+    for i in range(60):
+        talk = Talk(client, f"fill{i}")
+        got = patiently(talk.prefill, tokens(250))
+        talk.close()
+        if got.save_reason:
+            break
+    prompt += tokens(300)
+    got = patiently(mine.prefill, prompt)
+    resumed(got, EXACT, 250, "the second turn")
+    equal(got.save_reason, "SSD_FULL", "the second turn is not")
+    for i in range(4):
+        try:
+            Talk(box.client("bob"), f"other{i}").prefill(tokens(100))
+        except grpc.RpcError as error:
+            equal(daemon.Failure(error).code, "RESOURCE_EXHAUSTED", "another session's turn")
+    try:
+        answer = mine.decode(3)
+        equal(answer.first, len(prompt), "first position of an answer after a refused save")
+    except grpc.RpcError as error:
+        got = daemon.Failure(error)
+        check(got.code in ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED"), f"{got!r}")
+    got = patiently(mine.prefill, prompt + tokens(5))
+    check(got.hit_tokens >= 250, f"the next turn hits {got.hit_tokens}")
+    well(box, what="refused saves")
+    box.stop()
+
+
+@case
 def full_pool_evicts_the_oldest():
     box = Box("synthetic", {"pool.bytes": "1MiB"}).start()
     room = box.tier("pool").items_capacity

@@ -476,7 +476,10 @@ def _come_back(box, prompts, turns, tails=None):
         history[i] += tails[i] if tails else tokens(rng.randrange(1, 40))
         got = patiently(talks[i].prefill, history[i])
         resumed(got, EXACT, stored, f"session {i} comes back")
+        equal(got.save_reason, "", f"session {i}: its prompt is stored")
         answer = patiently(talks[i].decode, 2)
+        equal((answer.first, answer.end.save_reason), (len(history[i]), ""),
+              f"session {i}: its answer follows the prompt, and is stored")
         history[i] += answer.tokens[:-1]
         seen[i] = answer.bits
 
