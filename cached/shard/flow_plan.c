@@ -155,6 +155,17 @@ static bool plan_pending(struct flow *flow)
     return true;
 }
 
+/* As far without a mark is better; else the live session, which has everything in memory. */
+static bool takes_live(struct flow *flow, const struct offer *offer, bool exact)
+{
+    const uint32_t by_live = exact ? offer->image_live : flow->live_match;
+    const uint32_t by_tree = exact ? offer->image_tree : offer->rows_tree;
+    const struct kv_node *node = exact ? offer->image_node : offer->rows_node;
+    if (by_live != by_tree || node == NULL) return by_live >= by_tree;
+    const bool live_marked = live_replays(flow->session->live, 0, by_live, NULL, 0) > 0;
+    return !live_marked || node->approx_from < by_tree;
+}
+
 /* EXACT takes the window with its path, REPLAY the path with the most rows. */
 static bool choose_source(struct flow *flow, const struct offer *offer)
 {
@@ -164,9 +175,7 @@ static bool choose_source(struct flow *flow, const struct offer *offer)
     flow->node = NULL;
     flow->replay_count = 0;
     if (flow->plan.kind == KV_PLAN_MISS) return true;
-    const bool from_live =
-        exact ? offer->image_live >= offer->image_tree : flow->live_match >= offer->rows_tree;
-    if (from_live) {
+    if (takes_live(flow, offer, exact)) {
         flow->source = SOURCE_LIVE;
         (void)edge_replays(flow, true, NULL, h);
     } else {

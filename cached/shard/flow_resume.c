@@ -46,15 +46,18 @@ static uint32_t common_prefix(const uint32_t *a, const uint32_t *b, uint32_t cou
     return t;
 }
 
-void resume_expire_live(struct flow *flow)
+static bool live_expired(const struct flow *flow)
 {
-    struct live *live = flow->session->live;
-    struct kv_store *store = flow->shard->store;
-    if (live == NULL) return;
+    const struct kv_store *store = flow->shard->store;
     const uint64_t now_ms = kv_store_now_ms(store);
     const uint64_t idle_ms = now_ms > flow->session->used_ms ? now_ms - flow->session->used_ms : 0;
-    if (idle_ms > store->options.pool_ttl_ms || idle_ms > flow->session->ttl_ms)
-        live_release(flow->shard, live);
+    return idle_ms > store->options.pool_ttl_ms || idle_ms > flow->session->ttl_ms;
+}
+
+void resume_expire_live(struct flow *flow)
+{
+    if (flow->session->live != NULL && live_expired(flow))
+        live_release(flow->shard, flow->session->live);
 }
 
 static void drop_expired(struct flow *flow)
@@ -89,7 +92,7 @@ void resume_match(struct flow *flow)
 
     const struct live *live = flow->session->live;
     flow->live_match = 0;
-    if (live != NULL && !live->busy)
+    if (live != NULL && !live->busy && !live_expired(flow))
         flow->live_match =
             common_prefix(flow->ids, live->ids, KV_MIN(flow->count, live->state.tokens));
     if (!stage_probe(flow)) resume_plan(flow);

@@ -151,6 +151,7 @@ void flow_close_session(struct flow *flow)
 static void rollback_begun(struct flow *flow)
 {
     struct kv_session *session = flow->session;
+    resume_expire_live(flow);
     struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.rollback.id);
     if (node == NULL || node->foreign ||
         kv_index_expired(node, kv_store_now_ms(flow->shard->store))) {

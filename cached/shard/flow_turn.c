@@ -247,6 +247,7 @@ static void checkpoint_exported(struct flow *flow)
 static void checkpoint_begun(struct flow *flow)
 {
     struct kv_session *session = flow->session;
+    resume_expire_live(flow);
     struct live *live = session->live;
     flow->point_count = 1;
     if (live == NULL || live->state.tokens == 0) {

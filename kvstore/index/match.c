@@ -168,6 +168,15 @@ void kv_match_resolve(struct kv_match *match, struct kv_match_probe *probe,
     probe->share = limit;
 }
 
+/* Longer, or as long without a mark below its end. */
+static bool rows_better(const struct kv_node *node, uint32_t share, const struct kv_node *best,
+                        uint32_t tokens)
+{
+    if (share != tokens) return share > tokens;
+    if (best == NULL) return true;
+    return node->approx_from >= share && best->approx_from < share;
+}
+
 uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source,
                        uint32_t *ret_diverged)
 {
@@ -179,7 +188,7 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
     for (uint32_t i = 0; i < match->probe_count; i++) {
         const struct kv_match_probe *probe = &match->probes[i];
         assert(probe->resolved);
-        if (probe->share > tokens || (probe->share == tokens && source == NULL)) {
+        if (rows_better(probe->node, probe->share, source, tokens)) {
             tokens = probe->share;
             source = probe->node;
         }
