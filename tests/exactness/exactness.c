@@ -388,7 +388,8 @@ static bool take_number(struct options *options, int option, const char *text)
     uint64_t number;
     if (!parse_number(text, option == OPT_SEED ? UINT64_MAX : 100000000, &number)) return false;
     if (option == OPT_SEED) options->seed = number;
-    if (option == OPT_COUNT) options->count = (uint32_t)number;
+    /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test. */
+    if (option == OPT_COUNT) options->count = (uint32_t)KV_MAX(harness_count(number), 1u);
     if (option == OPT_FROM) options->from = (uint32_t)number;
     if (option == OPT_JOBS) options->jobs = (uint32_t)KV_MIN(number, (uint64_t)JOBS_MAX);
     if (option == OPT_ONE) {

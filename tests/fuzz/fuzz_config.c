@@ -75,8 +75,8 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         "# c\n; d\n[server]\nsocket = /run/a b ; e\nlisten=127.0.0.1:0\r\n\n[state]\ndir=/x\n",
         "[ssd]\n  bytes: 10GiB\nsegment_bytes=64MiB\nttl=72h\n[log]\nlevel=debug\n",
         "ann harness ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad # x\n",
-        "b ops 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\n"
-        "c stats 2e7d2c03a9507ae265ecf5b5356885a53393a2029d241394997265a1a25aefc6\n",
+        ("b ops 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\n"
+         "c stats 2e7d2c03a9507ae265ecf5b5356885a53393a2029d241394997265a1a25aefc6\n"),
     };
     if (index >= sizeof(seeds) / sizeof(seeds[0])) return 0;
     const size_t bytes = strlen(seeds[index]);
