@@ -264,7 +264,8 @@ static int piece_find(const struct kv_ring *ring, const uint8_t *buf, uint64_t b
 
 static void uring_prepare(struct kv_ring *ring, struct io_uring_sqe *sqe, struct kv_ring_op *op)
 {
-    uint8_t *buf = op->buf + op->bytes_done;
+    /* A sync has no buffer. */
+    uint8_t *buf = op->buf == NULL ? NULL : op->buf + op->bytes_done;
     const uint32_t left = op->bytes - op->bytes_done;
     const uint64_t offset = op->offset + op->bytes_done;
     const int piece = op->verb == KV_RING_SYNC ? -1 : piece_find(ring, buf, left);

@@ -135,7 +135,8 @@ static uint32_t random_history(struct world *world, uint32_t *ids, struct kv_nod
         keep = next_random(world, 3) == 0 ? parent->tokens : next_random(world, parent->tokens + 1);
         memcpy(ids, world->ids[from], sizeof(*ids) * keep);
     }
-    const uint32_t tokens = KV_MIN(TOKENS_MAX, keep + 1 + next_random(world, 200));
+    const uint32_t more = 1 + next_random(world, 200);
+    const uint32_t tokens = KV_MIN(TOKENS_MAX, keep + more);
     for (uint32_t t = keep; t < tokens; t++)
         ids[t] = next_random(world, 500);
     *ret_parent = kv_index_ancestor(parent, KV_MIN(keep, tokens - 1));
