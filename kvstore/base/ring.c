@@ -134,11 +134,17 @@ static void op_finish(struct kv_ring *ring, struct kv_ring_op *op)
     op->done(op); /* May start ops, this one included, or free the owner. */
 }
 
+/* Where the op goes on; a sync has no buffer. */
+static uint8_t *op_rest(const struct kv_ring_op *op)
+{
+    return op->buf == NULL ? NULL : op->buf + op->bytes_done;
+}
+
 /* ---- pool ---- */
 
 static int64_t pool_call(const struct kv_ring_op *op)
 {
-    uint8_t *buf = op->buf + op->bytes_done;
+    uint8_t *buf = op_rest(op);
     const size_t left = op->bytes - op->bytes_done;
     const off_t offset = (off_t)(op->offset + op->bytes_done);
     int64_t result = -EINVAL;
@@ -264,8 +270,7 @@ static int piece_find(const struct kv_ring *ring, const uint8_t *buf, uint64_t b
 
 static void uring_prepare(struct kv_ring *ring, struct io_uring_sqe *sqe, struct kv_ring_op *op)
 {
-    /* A sync has no buffer. */
-    uint8_t *buf = op->buf == NULL ? NULL : op->buf + op->bytes_done;
+    uint8_t *buf = op_rest(op);
     const uint32_t left = op->bytes - op->bytes_done;
     const uint64_t offset = op->offset + op->bytes_done;
     const int piece = op->verb == KV_RING_SYNC ? -1 : piece_find(ring, buf, left);
