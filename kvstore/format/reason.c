@@ -37,8 +37,12 @@ enum {
 static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(NONE, OUTCOME, "Everything stored was used, or nothing needs a reason.",
            "Nothing to do."),
-    REASON(NEVER_STORED, OUTCOME, "No checkpoint of this session holds a prefix of the prompt.",
-           "Normal for a first turn; leave checkpoints on so that the next turn can resume."),
+    REASON(
+        NEVER_STORED, OUTCOME,
+        "MISS: no checkpoint of this session holds a prefix of the prompt.  REPLAY: rows do, but "
+        "no window was ever taken at the end of them or near it.",
+        "Normal for a first turn; leave checkpoints on and set stable_tokens, so that a window is "
+        "taken where the next turn leaves off."),
     REASON(TOO_SHORT, OUTCOME,
            "The stored prefix is no longer than one window, so computing it costs no more.",
            "Nothing to do: the answer is exact."),
@@ -70,7 +74,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SESSION_ID_INVALID, INVALID_ARGUMENT,
            "A session id is 1 to 128 bytes of letters, digits and any of . _ : -.",
            "Choose an id of that form."),
-    REASON(SESSION_BUSY, ABORTED, "Another Prefill, Decode or Rollback of this session is running.",
+    REASON(SESSION_BUSY, ABORTED, "Another call that changes this session is running.",
            "Wait for it, or cancel it, then try again."),
     REASON(SESSION_KIND_INVALID, INVALID_ARGUMENT,
            "The session kind is unknown, or does not go with the parent given: SUB needs a parent, "
@@ -129,6 +133,9 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Ask GetSession for the head position, or leave it 0."),
     REASON(HEAD_EMPTY, FAILED_PRECONDITION, "The session stands at position 0: it has no tokens.",
            "Send a prompt with Prefill first."),
+    REASON(HEAD_MOVED, FAILED_PRECONDITION,
+           "The session's head was lost before it was saved; it is back at its last checkpoint.",
+           "Send the prompt with Prefill; what is stored of it is not computed again."),
 
     REASON(HBM_FULL, RESOURCE_EXHAUSTED, "The HBM tier has no room for this session's pages.",
            "Try again when others have finished, or raise hbm.bytes."),
@@ -139,9 +146,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "See status and the log; restart after the device is repaired."),
     REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
            "Raise index.ram, or let old sessions expire."),
-    REASON(QUEUE_FULL, RESOURCE_EXHAUSTED,
-           "Too many requests are in flight, or every live session of the engine is busy.",
-           "Wait at least the retry time in the answer, then try again."),
+    REASON(
+        QUEUE_FULL, RESOURCE_EXHAUSTED,
+        "Too much at once: requests in flight, live sessions of the engine, or memory for a call.",
+        "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "Let old sessions expire, or start a second daemon."),
 
@@ -156,7 +164,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(ROLE_DENIED, PERMISSION_DENIED, "The token's role may not make this call.",
            "Use a token of role harness for sessions, of role ops or stats for the daemon."),
     REASON(DEADLINE, DEADLINE_EXCEEDED, "The deadline passed first; the result is unknown.",
-           "Call again with the same request_id, or allow more time."),
+           "Call again, every call may be repeated; or allow more time."),
     REASON(CANCELLED, CANCELLED, "The caller went away or the session was closed meanwhile.",
            "Call again if the answer is still wanted."),
     REASON(SHUTTING_DOWN, UNAVAILABLE, "The daemon is stopping.",

@@ -20,7 +20,7 @@
     /* failures: tokens */                                                                         \
     X(TOKENS_EMPTY) X(TOKENS_MALFORMED) X(TOKEN_OUT_OF_VOCAB) X(PROMPT_TOO_LONG)                   \
     X(STABLE_TOKENS_INVALID) X(ANCHORS_INVALID) X(MAX_TOKENS_INVALID) X(SAMPLING_INVALID)          \
-    X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY)                                  \
+    X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED)                    \
     /* failures: room */                                                                           \
     X(HBM_FULL) X(SSD_FULL) X(SSD_READ_ONLY) X(INDEX_FULL) X(QUEUE_FULL) X(SESSIONS_FULL)          \
     /* failures: transport and identity */                                                         \
