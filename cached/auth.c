@@ -86,8 +86,9 @@ static kv_status add(struct auth *auth, const struct auth_identity *identity, co
                    sizeof(identity->token_digest)) == 0)
             return KV_FAIL(err, KV_INVALID, "%s:%u: the token is in the file already", name, line);
     }
-    if (auth->count == AUTH_TOKENS_MAX)
-        return KV_FAIL(err, KV_INVALID, "%s:%u: more than %u tokens", name, line, AUTH_TOKENS_MAX);
+    if (auth->count == KV_AUTH_TOKENS_MAX)
+        return KV_FAIL(err, KV_INVALID, "%s:%u: more than %u tokens", name, line,
+                       KV_AUTH_TOKENS_MAX);
     if (auth->count == auth->room) {
         const uint32_t room = auth->room == 0 ? 16 : auth->room * 2;
         struct auth_identity *more = realloc(auth->identities, room * sizeof(*more));
@@ -183,9 +184,9 @@ static kv_status check_file(int fd, const char *path, size_t *ret_bytes, struct 
         return KV_FAIL(err, KV_INVALID,
                        "the token file %s may be used by everyone (mode %03o); do: chmod 600 %s",
                        path, info.st_mode & 0777u, path);
-    if (info.st_size > AUTH_FILE_BYTES_MAX)
+    if (info.st_size > KV_AUTH_FILE_BYTES_MAX)
         return KV_FAIL(err, KV_INVALID, "the token file %s has more than %u bytes", path,
-                       AUTH_FILE_BYTES_MAX);
+                       KV_AUTH_FILE_BYTES_MAX);
     *ret_bytes = (size_t)info.st_size;
     return KV_OK;
 }
@@ -240,7 +241,7 @@ kv_status auth_check(const struct auth *auth, const void *header, size_t bytes,
         token_bytes--;
     }
     if (token_bytes == 0) return KV_MISS;
-    if (token_bytes > AUTH_TOKEN_BYTES_MAX) return KV_INVALID;
+    if (token_bytes > KV_AUTH_TOKEN_BYTES_MAX) return KV_INVALID;
 
     struct kv_digest digest;
     kv_sha256(token, token_bytes, &digest);

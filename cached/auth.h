@@ -15,10 +15,6 @@
 
 #include <stddef.h>
 
-#define AUTH_TOKENS_MAX 4096u
-#define AUTH_TOKEN_BYTES_MAX 1024u
-#define AUTH_FILE_BYTES_MAX (1u << 20)
-
 enum auth_role {
     AUTH_ROLE_HARNESS = 1, /* Bits, so that a method names the roles it allows. */
     AUTH_ROLE_OPS = 2,
@@ -34,7 +30,8 @@ struct auth_identity {
 
 struct auth;
 
-/* KV_INVALID: the file is readable by others, or "path:line: what is wrong"; KV_IO: unreadable. */
+/* KV_INVALID: its mode lets others than owner and group in, or "path:line: what is wrong"; KV_IO:
+ * unreadable. */
 kv_status auth_load(const char *path, struct auth **ret_auth, struct kv_error *err) KV_MUST_CHECK;
 
 /* The same from text. */

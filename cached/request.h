@@ -39,7 +39,7 @@ enum request_method {
     REQUEST_METHOD_COUNT,
 };
 
-/* Same numbers as in session.proto. */
+/* Same numbers as in session.proto; LEVEL_DEFAULT and KIND_UNSPECIFIED are its UNSPECIFIED. */
 enum request_outcome { OUTCOME_NONE, OUTCOME_EXACT, OUTCOME_REPLAY, OUTCOME_MISS };
 enum request_level { LEVEL_DEFAULT, LEVEL_ACCEPTED, LEVEL_RAM, LEVEL_SSD, LEVEL_NONE };
 enum request_kind {
@@ -51,8 +51,7 @@ enum request_kind {
     KIND_BRANCH
 };
 
-/* Token ids as received: u32 LE, possibly unaligned.  The rpc thread copies them, aligned, into
- * the arena, and has checked each against the vocabulary. */
+/* Token ids in the arena, aligned, in host order; rpc has checked each against the vocabulary. */
 struct request_tokens {
     const uint32_t *ids;
     uint32_t count;
@@ -103,11 +102,10 @@ struct request_times {
 };
 
 struct request_in {
-    /* By rpc for every session call; session.name borrowed from the message. */
+    /* By rpc for every session call; the name is in the arena, like the message it came in. */
     const char *session_name;
     struct kv_session_id session;
-    const char *request_id; /* NULL: none. */
-    uint64_t epoch;         /* 0: none. */
+    uint64_t epoch; /* 0: none. */
     enum request_level level;
     union {
         struct {
@@ -133,7 +131,7 @@ struct request_in {
             uint32_t top_k;
             uint64_t seed;
             struct request_tokens forced;
-            uint32_t stop_tokens[16];
+            uint32_t stop_tokens[KV_STOP_TOKENS_MAX];
             uint32_t stop_count;
             bool ignore_eos;
             bool no_checkpoint;
@@ -147,7 +145,6 @@ struct request_in {
         } wait_durable;
         struct {
             struct kv_checkpoint_id id;
-            bool keep;
         } rollback;
         struct {
             uint32_t page_size;

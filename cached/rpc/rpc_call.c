@@ -126,7 +126,6 @@ static void on_closed(struct rpc_tag *tag, bool ok)
     struct rpc_call *call = KV_CONTAINER_OF(tag, struct rpc_call, closed);
     take_over(call);
     (void)ok;
-    call->is_closed = true;
     if (call->close_cancelled != 0 && !call->is_replied) {
         atomic_store(&call->req.cancelled, true);
         if (call->is_posted) shard_poke(call->server->options.shard);
@@ -526,7 +525,7 @@ static void on_accepted(struct rpc_tag *tag, bool ok)
 
 static struct rpc_call *call_create(struct rpc_server *server, unsigned method_index)
 {
-    struct kv_arena *arena = kv_arena_create(RPC_ARENA_BYTES_MAX);
+    struct kv_arena *arena = kv_arena_create(KV_REQUEST_BYTES_MAX);
     struct rpc_call *call = arena == NULL ? NULL : kv_arena_alloc(arena, sizeof(*call));
     if (call == NULL) {
         kv_arena_destroy(arena);

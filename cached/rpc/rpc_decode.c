@@ -16,9 +16,6 @@
 #include <assert.h>
 #include <stdio.h>
 
-#define TTL_MS_MAX (30ull * 24 * 3600 * 1000)
-#define CLOCK_STEP_MS_MAX (365ull * 24 * 3600 * 1000)
-#define STOP_TOKENS_MAX 16u
 #define TEMPERATURE_MAX 10.0f
 #define LIST_PAGE_DEFAULT 100u
 
@@ -107,20 +104,17 @@ static bool take_session(struct request *req, const char *name)
     return true;
 }
 
-static bool take_request_id(struct request *req, const char *id)
+/* Checked and not kept: nothing is answered by it in this version. */
+static bool check_request_id(struct request *req, const char *id)
 {
     const size_t count = strlen(id);
-    if (count == 0) return true;
     bool good = count <= KV_REQUEST_ID_MAX;
     for (size_t i = 0; good && i < count; i++)
         good = id[i] > 0x20 && id[i] < 0x7f;
-    if (!good) {
-        request_fail(req, KV_REASON_REQUEST_ID_INVALID, "request_id", "1 to 64 printable bytes",
-                     request_u64(req, count), NULL);
-        return false;
-    }
-    req->in.request_id = id;
-    return true;
+    if (good) return true;
+    request_fail(req, KV_REASON_REQUEST_ID_INVALID, "request_id", "1 to 64 printable bytes",
+                 request_u64(req, count), NULL);
+    return false;
 }
 
 /* Numbers beyond what a field may hold, all alike. */
@@ -223,12 +217,12 @@ static bool decode_open(struct decoder *d)
         return false;
     }
     if (has_parent && !check_name(req, "parent_session_id", m->parent_session_id)) return false;
-    if (!check_max(req, KV_REASON_TTL_INVALID, "ttl_ms", m->ttl_ms, TTL_MS_MAX)) return false;
+    if (!check_max(req, KV_REASON_TTL_INVALID, "ttl_ms", m->ttl_ms, KV_TTL_MS_MAX)) return false;
     req->in.u.open.kind =
         m->kind == 0 ? CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_MAIN : (uint32_t)m->kind;
     req->in.u.open.parent_name = has_parent ? m->parent_session_id : NULL;
     req->in.u.open.ttl_ms = m->ttl_ms;
-    return take_request_id(req, m->request_id);
+    return check_request_id(req, m->request_id);
 }
 
 static bool decode_lookup(struct decoder *d)
@@ -284,7 +278,7 @@ static bool decode_prefill(struct decoder *d)
     }
     req->in.u.prefill.no_checkpoint = m->no_checkpoint;
     req->in.epoch = m->epoch;
-    return take_request_id(req, m->request_id);
+    return check_request_id(req, m->request_id);
 }
 
 static bool fail_sampling(struct request *req, const char *field, const char *limit, double value)
@@ -314,7 +308,7 @@ static bool take_stop_tokens(struct decoder *d, const pb_decode *m)
 {
     struct request *req = d->req;
     if (!check_max(req, KV_REASON_STOP_TOKENS_INVALID, "stop_tokens", m->n_stop_tokens,
-                   STOP_TOKENS_MAX))
+                   KV_STOP_TOKENS_MAX))
         return false;
     for (uint32_t i = 0; i < m->n_stop_tokens; i++) {
         if (m->stop_tokens[i] >= d->vocab_tokens) {
@@ -353,8 +347,8 @@ static bool decode_decode(struct decoder *d)
     req->in.u.decode.no_checkpoint = m->no_checkpoint;
     req->in.u.decode.from_position = m->from_position;
     req->in.epoch = m->epoch;
-    if (!take_request_id(req, m->request_id)) return false;
-    if (req->in.request_id == NULL) return true;
+    if (!check_request_id(req, m->request_id)) return false;
+    if (m->request_id[0] == '\0') return true;
     /* Its answer would have to be kept; taken and not honoured it would promise too much. */
     request_fail(req, KV_REASON_NOT_IMPLEMENTED, "request_id", "empty", m->request_id,
                  "Decode with a request_id is not in this version; after a lost answer use "
@@ -372,7 +366,7 @@ static bool decode_checkpoint(struct decoder *d)
         return false;
     req->in.u.checkpoint.kind = m->kind == 0 ? KIND_MANUAL : (enum request_kind)m->kind;
     req->in.epoch = m->epoch;
-    return take_level(req, (int)m->level) && take_request_id(req, m->request_id);
+    return take_level(req, (int)m->level) && check_request_id(req, m->request_id);
 }
 
 static bool decode_wait(struct decoder *d)
@@ -399,9 +393,8 @@ static bool decode_rollback(struct decoder *d)
     if (m == NULL || !take_session(req, m->session_id)) return false;
     if (!take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
         return false;
-    req->in.u.rollback.keep = m->keep;
     req->in.epoch = m->epoch;
-    return take_request_id(req, m->request_id);
+    return check_request_id(req, m->request_id);
 }
 
 static bool decode_close(struct decoder *d)
@@ -460,7 +453,7 @@ static bool decode_clock(struct decoder *d)
     const Cached__Admin__V1__AdvanceClockRequest *m =
         unpack(d, &cached__admin__v1__advance_clock_request__descriptor);
     if (m == NULL) return false;
-    if (m->ms == 0 || m->ms > CLOCK_STEP_MS_MAX) {
+    if (m->ms == 0 || m->ms > KV_CLOCK_STEP_MS_MAX) {
         request_fail(req, KV_REASON_CLOCK_STEP_INVALID, "ms", "1 to 31536000000",
                      request_u64(req, m->ms), NULL);
         return false;

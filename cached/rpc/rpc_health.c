@@ -118,9 +118,9 @@ void rpc_health_received(struct rpc_call *call)
         answer_check(call, name);
         return;
     }
-    if (call->server->watchers == RPC_WATCHERS_MAX) {
+    if (call->server->watchers == KV_WATCHERS_MAX) {
         rpc_call_fail(call, KV_REASON_QUEUE_FULL, "There are %u watchers already.",
-                      RPC_WATCHERS_MAX);
+                      KV_WATCHERS_MAX);
         return;
     }
     call->service = service_find(name);

@@ -18,13 +18,10 @@
 #include <grpc/grpc.h>
 #include <stdatomic.h>
 
-/* What a call's arena may hold: the longest prompt twice over. */
-#define RPC_ARENA_BYTES_MAX (16u << 20)
 #define RPC_RETRY_MS 100u
 /* Beyond its deadline a call is given this long to be answered by the shard. */
 #define RPC_DEADLINE_GRACE_NS 2000000000u
 #define RPC_STOP_GRACE_NS 5000000000u
-#define RPC_WATCHERS_MAX 256u
 /* Calls of one method gRPC may hand over before the thread asks for more. */
 #define RPC_EXPECTED 4u
 
@@ -50,9 +47,8 @@ struct rpc_call {
     struct rpc_tag accepted, closed, received, streamed, replied;
     uint32_t holds;
     int close_cancelled; /* Result of RECV_CLOSE_ON_SERVER. */
-    bool watched; /* RECV_CLOSE was started at once; else it comes with the answer. */
-    bool is_closed;
-    bool is_posted; /* With the shard, or was. */
+    bool watched;        /* RECV_CLOSE was started at once; else it comes with the answer. */
+    bool is_posted;      /* With the shard, or was. */
     bool is_replied;
     bool was_cut; /* Cancelled by us, past its deadline. */
     struct rpc_snapshot *snapshot;

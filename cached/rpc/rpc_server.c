@@ -34,8 +34,6 @@
 #define TICK_MS 1000
 #define TICK_STOPPING_MS 50
 #define ADDRESS_MAX 300u
-/* What gRPC may hold of messages on their way in, over all connections: 32 of the largest. */
-#define RECEIVE_BYTES_MAX (256u << 20)
 
 /* gRPC's own messages are about connections of clients: not ours to print. */
 static void drop_grpc_log(gpr_log_func_args *args)
@@ -105,7 +103,7 @@ static grpc_server *create_grpc_server(void)
         /* A little above ours, so that a message just too large gets our reason. */
         INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, KV_MESSAGE_BYTES_MAX + (1u << 20)),
         INT_ARG(GRPC_ARG_MAX_METADATA_SIZE, KV_METADATA_BYTES_MAX),
-        INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 100),
+        INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, KV_STREAMS_MAX),
         INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
         INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000),
         INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
@@ -124,7 +122,7 @@ static grpc_server *create_grpc_server(void)
     };
 #undef INT_ARG
     const grpc_channel_args channel_args = {KV_ARRAY_COUNT(args), args};
-    grpc_resource_quota_resize(quota, RECEIVE_BYTES_MAX);
+    grpc_resource_quota_resize(quota, KV_RECEIVE_BYTES_MAX); /* Over all connections. */
     grpc_server *server = grpc_server_create(&channel_args, NULL);
     grpc_resource_quota_unref(quota); /* The server holds it now. */
     return server;

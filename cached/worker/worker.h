@@ -83,7 +83,7 @@ struct worker_job {
     const uint32_t *forced; /* forced_count ids; the decode ends with them, and not at a stop token
                              * before.  NULL: sample. */
     uint32_t forced_count;
-    uint32_t stops_at[17]; /* Token ids that end the decode (eos included by the shard). */
+    uint32_t stops_at[KV_STOP_TOKENS_MAX + 1u]; /* Ids that end the decode; eos is the last. */
     uint32_t stops_at_count;
     uint32_t *out_tokens;     /* decode_max */
     uint32_t *out_crcs;       /* decode_max: kv_checksum of the logits each was taken from. */

@@ -24,12 +24,26 @@
 #define KV_ANCHORS_MAX 4u
 #define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand. */
 #define KV_DECODE_TOKENS_MAX 65536u
+#define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
 #define KV_METADATA_BYTES_MAX 8192u
 #define KV_DEADLINE_MAX_MS 600000u /* Also the deadline of a call that names none. */
 #define KV_REQUESTS_INFLIGHT_MAX 256u
 #define KV_REQUESTS_PER_SESSION_MAX 64u /* Parked while a session loads. */
 #define KV_LIST_PAGE_MAX 1000u
+#define KV_TTL_MS_MAX (30ull * 24 * 3600 * 1000)
+#define KV_CLOCK_STEP_MS_MAX (365ull * 24 * 3600 * 1000)
+
+/* Connections. */
+#define KV_STREAMS_MAX 100u               /* Calls at a time on one connection. */
+#define KV_WATCHERS_MAX 256u              /* Of health. */
+#define KV_RECEIVE_BYTES_MAX (256u << 20) /* Messages on their way in: 32 of the largest. */
+#define KV_REQUEST_BYTES_MAX (16u << 20)  /* A call's arena: the longest prompt twice over. */
+
+/* The token file. */
+#define KV_AUTH_TOKENS_MAX 4096u
+#define KV_AUTH_TOKEN_BYTES_MAX 1024u
+#define KV_AUTH_FILE_BYTES_MAX (1u << 20)
 
 /* Checkpoints. */
 #define KV_REPLAYS_MAX 16u /* Positions of clipped replays one checkpoint can name. */
@@ -38,7 +52,7 @@
 
 /* Threads and I/O. */
 #define KV_RING_DEPTH 128u
-#define KV_MANIFEST_BATCHES_MAX 256u /* Waiting for the writer. */
+#define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
 #define KV_IO_ALIGN 4096u
@@ -46,4 +60,6 @@
 _Static_assert(KV_PROMPT_TOKENS_MAX % KV_PAGE_TOKENS == 0, "a session is whole pages");
 _Static_assert(4ull * KV_PROMPT_TOKENS_MAX + 65536 <= KV_MESSAGE_BYTES_MAX,
                "the longest prompt fits one message");
+_Static_assert(2ull * 4 * KV_PROMPT_TOKENS_MAX <= KV_REQUEST_BYTES_MAX,
+               "the longest prompt fits one arena twice");
 _Static_assert(KV_SPARE_TOKENS_MAX <= KV_PAGE_TOKENS, "spare rows reach one page back at most");

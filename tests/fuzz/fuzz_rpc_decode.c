@@ -64,7 +64,6 @@ static void check_accepted(const struct request *req)
 {
     const struct request_in *in = &req->in;
     EXPECT(in->level <= LEVEL_SSD);
-    if (in->request_id != NULL) EXPECT(strlen(in->request_id) <= KV_REQUEST_ID_MAX);
     if (req->method < REQUEST_LIST_SESSIONS || req->method == REQUEST_GET_SESSION)
         check_name(in->session_name);
     if (req->method == REQUEST_LOOKUP) check_tokens(&in->u.lookup.tokens, 1);
