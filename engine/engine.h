@@ -18,8 +18,8 @@
  *   eng_prefill_*          forward over given tokens
  *   eng_decode_token       forward by one token
  *
- * Exactness (design section 7): every row, window and logit is a function of the tokens, of where
- * prefills ended and of clipped replays; never of chunk size, thread count or what else ran.
+ * Exactness: every row, window and logit is a function of the tokens, of where prefills ended and
+ * of clipped replays; never of chunk size, thread count or what else ran.
  */
 
 #include "kvstore/base/digest.h"

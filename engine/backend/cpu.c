@@ -1,5 +1,5 @@
 /*
- * The sequence of layers, in reading order (model-v41.md 2.1 and 3.1).
+ * The sequence of layers, in reading order (the model's specification, sections 2.1 and 3.1).
  *
  * A prompt token runs through the encoder and the projection of the first decoder layer, which is
  * all that the rest of the model ever reads of it; its encoder output is kept while it is among the

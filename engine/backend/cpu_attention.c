@@ -1,5 +1,5 @@
 /*
- * Attention of one layer over a batch (model-v41.md 2.3).
+ * Attention of one layer over a batch (the model's specification, section 2.3).
  *
  * The window rows a batch can see (those before it from the ring, its own as they are made) are
  * decoded once into consecutive floats before the ring is written, so a batch may be longer than

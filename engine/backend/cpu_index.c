@@ -1,5 +1,5 @@
 /*
- * The indexer (model-v41.md 2.5 and 2.6): which rows a query attends to.
+ * The indexer (the model's specification, sections 2.5 and 2.6): which rows a query attends to.
  *
  * Scores stay fp32 from the dot to the sum over heads; larger wins, then the smaller index.  Keys
  * are decoded in tiles, each once for the whole batch, and offered in ascending index to a heap per

@@ -1,6 +1,6 @@
 /*
- * Single-pass hyper-connections (model-v41.md 2.1): how a sublayer reads from and writes to the
- * four residual streams.
+ * Single-pass hyper-connections (the model's specification, section 2.1): how a sublayer reads from
+ * and writes to the four residual streams.
  *
  * A sublayer reads with the pre-mix the sublayer before it produced; its own mixes write its output
  * and hand on the next pre-mix.  comb is contracted over its first index.  All of it is per token

@@ -1,5 +1,5 @@
 /*
- * Mixture of experts (model-v41.md 2.7).
+ * Mixture of experts (the model's specification, section 2.7).
  *
  * Tokens of a batch are gathered by expert so that each expert's weights are read once; a token's
  * sum still runs over its experts in ascending number, the shared expert last, so who else is in

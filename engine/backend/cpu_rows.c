@@ -1,5 +1,5 @@
 /*
- * The compressor: global rows and index keys (model-v41.md 2.4 and 2.5).
+ * The compressor: global rows and index keys (the model's specification, sections 2.4 and 2.5).
  *
  * Ratio 2 pools tokens 2j and 2j+1 once the second has arrived; the raw half of the first waits in
  * the session's tails.  Replayed tokens run through here too, because the pair that straddles the

@@ -39,8 +39,8 @@ struct eng_matmul_args {
     bool round_bf16;
 };
 
-/* One query against its keys (model-v41.md 2.3).  Columns stand in blocks of 64; a key is `dim`
- * floats and serves as its value. */
+/* One query against its keys (the model's specification, section 2.3).  Columns stand in blocks of
+ * 64; a key is `dim` floats and serves as its value. */
 struct eng_attend_args {
     const float *q; /* heads x dim */
     uint32_t heads;

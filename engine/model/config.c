@@ -4,7 +4,8 @@
  *
  * Every number is range-checked before anything is derived from it, so later code multiplies
  * dimensions without further thought.  The encoder ends where the last row source stands: it is
- * also the candidate source, has ratio 1, and is the first decoder layer (model-v41.md 3.1).
+ * also the candidate source, has ratio 1, and is the first decoder layer (the model's
+ * specification, section 3.1).
  */
 
 #include "engine/model/config.h"

@@ -38,7 +38,7 @@ struct eng_config {
 kv_status eng_config_parse(const char *path, const char *text, size_t count,
                            struct eng_config *ret_config, struct kv_error *err) KV_MUST_CHECK;
 
-/* The `tiny` of model-v41.md 7.2, without Engram and drafting. */
+/* The `tiny` of the model's specification, section 7.2, without Engram and drafting. */
 void eng_config_tiny(struct eng_config *config);
 
 /* What this engine's CPU backend leaves out is refused here, in one sentence. */

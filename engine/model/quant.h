@@ -1,7 +1,8 @@
 #pragma once
 
 /*
- * The number formats of the model (model-v41.md 2.11 and 4.1) and the packed rows made of them.
+ * The number formats of the model (the model's specification, sections 2.11 and 4.1) and the packed
+ * rows made of them.
  *
  *   window row   n e4m3 codes, then n/32 ue8m0 scales          (66 B at n = 64, 528 B at 512)
  *   main row     n/2 bytes of e2m1 pairs, then n/16 e4m3 scales (36 B, 288 B)

@@ -1,5 +1,6 @@
 /*
- * Binds tensors to layers by their released names (model-v41.md 7.1), dequantizes and packs them.
+ * Binds tensors to layers by their released names (the model's specification, section 7.1),
+ * dequantizes and packs them.
  *
  * The list of what is loaded here is the list of what a model must have, with dtype and shape, and
  * nothing else may be in the file: a left-over tensor means that the config describes another model
@@ -208,7 +209,7 @@ static void load_ffn(struct cursor *at, struct eng_layer *layer)
     }
 }
 
-/* Angles are defined by fp32 rounding at every step (model-v41.md 2.2). */
+/* Angles are defined by fp32 rounding at every step (the model's specification, section 2.2). */
 static void make_rope(struct cursor *at)
 {
     const struct eng_config *c = at->config;

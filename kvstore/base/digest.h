@@ -1,6 +1,6 @@
 #pragma once
 
-/* SHA-256 and the token digest chain of design section 6.  Pure; any thread.
+/* SHA-256 and the token digest chain.  Pure; any thread.
  *
  *   D_0 = SHA-256(model fingerprint (32 B) || user salt (32 B))
  *   D_k = SHA-256(D_k-1 || ids of the k-th 128 tokens, u32 little-endian)

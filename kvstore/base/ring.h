@@ -51,6 +51,7 @@ void kv_ring_start(struct kv_ring *ring, struct kv_ring_op *op);
 uint32_t kv_ring_run(struct kv_ring *ring, int wake_fd, int timeout_ms);
 uint32_t kv_ring_inflight(const struct kv_ring *ring);
 
-/* Optional: registers a buffer (io_uring fixed buffer); reads and writes inside it then use it. */
+/* Optional: registers a buffer (io_uring fixed buffer); reads and writes inside it then use it.
+ * Not used by the daemon yet. */
 kv_status kv_ring_register(struct kv_ring *ring, uint8_t *buf, uint64_t bytes,
                            struct kv_error *err) KV_MUST_CHECK;

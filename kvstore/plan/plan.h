@@ -2,7 +2,7 @@
 
 /*
  * Resume planning: the only place that decides how much of a session is loaded, recomputed or
- * computed for the first time (design section 11, "Resume").
+ * computed for the first time (ARCHITECTURE.md, "Rules of resume and of the tree").
  *
  * Rows cover the whole prefix and are what we pay to store.  Windows cover only the last tokens of
  * each layer and may be gone, because rerunning one window of tokens over the stored rows rebuilds

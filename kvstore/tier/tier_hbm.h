@@ -39,7 +39,7 @@ kv_status kv_hbm_alloc(struct kv_hbm *hbm, uint32_t *ret_slot) KV_MUST_CHECK;
 uint32_t kv_hbm_available(const struct kv_hbm *hbm);
 
 uint8_t *kv_hbm_bytes(struct kv_hbm *hbm, uint32_t slot);
-/* Whole arena, to register with the ring. */
+/* Whole arena, to register with the ring.  Not used by the daemon yet. */
 uint8_t *kv_hbm_base(struct kv_hbm *hbm, uint64_t *ret_bytes);
 
 void kv_hbm_pin(struct kv_hbm *hbm, uint32_t slot);

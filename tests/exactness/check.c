@@ -104,8 +104,9 @@ void check_view(struct ex_run *run, struct ex_session *session, struct ex_view *
 
 /* ---- plans ---- */
 
-/* R and E of design section 11, at most N - 1.  sure: E as far as windows on the branch with the
- * longest rows serve; what stands on other branches is worth having, and not promised. */
+/* R and E of the plan (kvstore/plan/plan.h), at most N - 1.  sure: E as far as windows on the
+ * branch with the longest rows serve; what stands on other branches is worth having, and not
+ * promised. */
 struct found {
     uint32_t rows, image, sure;
 };

@@ -105,8 +105,8 @@ struct ex_said {
     struct ex_id resumed;
 };
 
-/* From the whole prompt and the view before the call: the plan that design section 11 asks for, for
- * a call that ran alone; and in any case that nothing is claimed that never was. */
+/* From the whole prompt and the view before the call: the plan that kvstore/plan/plan.h asks for,
+ * for a call that ran alone; and in any case that nothing is claimed that never was. */
 void check_plan(struct ex_run *run, struct ex_session *session, const struct ex_view *view,
                 const uint32_t *ids, uint32_t count, const struct ex_said *said, bool alone);
 

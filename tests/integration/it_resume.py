@@ -1,4 +1,4 @@
-"""How a turn resumes: each row of design section 11 that concerns one machine, as a named case.
+"""How a turn resumes: each rule of ARCHITECTURE.md, "Rules of resume and of the tree", as a case.
 
 The engine computes for real (backend cpu, model tiny) wherever bits are compared: a resume that says
 EXACT has the logits of a session that never left memory.

@@ -1,7 +1,8 @@
 """cachectl trace convert and stats on small files: values, exit codes, damage with its line.
 
-Goal: each field of a converted line is what schema.md says, on inputs small enough to check by
-hand; wrong usage is 2; a damaged input is 1, names file and line, and leaves no output behind.
+Goal: each field of a converted line is what tools/cachectl/trace_file.h says, on inputs small
+enough to check by hand; wrong usage is 2; a damaged input is 1, names file and line, and leaves no
+output behind.
 """
 
 import gzip

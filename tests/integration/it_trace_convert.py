@@ -1,7 +1,7 @@
 """cachectl trace convert and stats on the recorded traces, whole.
 
-Goal: the counts of stats.md, exactly: agentic sessions 34,156 / 411 / 33 / 632 / 360 / 25 in 571
-sessions, Mooncake 8,522 sessions with 3,509 turns that go on; and tests/data/agentic_excerpt.jsonl
+Goal: the counts known of these files, exactly: agentic sessions 34,156 / 411 / 33 / 632 / 360 / 25
+in 571 sessions, Mooncake 8,522 sessions with 3,509 turns that go on; and tests/data/agentic_excerpt.jsonl
 is, byte for byte, what its README says how to make.
 Skipped (77) where the recorded traces are not beside the repository.
 """

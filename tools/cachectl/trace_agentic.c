@@ -17,7 +17,7 @@
 enum {
     SESSIONS_MAX = 1000000,
     SUBAGENTS_MAX = 1000,
-    TAIL_TOKENS = 2, /* The last 2 prompt tokens never come back (stats.md). */
+    TAIL_TOKENS = 2, /* The last 2 prompt tokens never come back. */
     SECONDS_MAX = 1000000000,
 };
 

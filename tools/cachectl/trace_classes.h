@@ -1,6 +1,6 @@
 #pragma once
 
-/* Where a prompt joins the stored history of its session: the classes of stats.md.
+/* Where a prompt joins the stored history of its session: its class.
  *
  *   k        leading full blocks of the prompt that an earlier prompt of the session had
  *   parent   the newest prompt that holds block k

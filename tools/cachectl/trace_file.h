@@ -2,7 +2,24 @@
 
 /* The project's trace format, one line at a time: reading, writing, and what a line means.
  *
- * The format is that of shared/traces/schema.md.  Fields this tool adds, all optional for a reader:
+ * JSON lines: a header, then one line per request, ordered by "t".
+ *
+ *   header  "trace"   1: the version.
+ *           "name"    of the trace.
+ *           "block"   tokens per block id.
+ *           "clock"   "global" or "session": what "t" counts from.
+ *           "users"   "real" or "made-up".
+ *           "tail"    trailing prompt tokens that never reappear.
+ *   line    "t"       ms.   "dur"  ms until the answer ended; 0: unknown.
+ *           "user", "sess"  numbers.   "sub"  optional: the session a sub-agent belongs to.
+ *           "turn"    from 0.   "par"  the turn whose prompt this one shares most with; -1: none.
+ *           "keep"    tokens shared with prompt and answer of "par".
+ *           "in", "out"  tokens.
+ *           "ids"     runs [first, count] of the block ids after "keep", full blocks only.
+ *           "sys"     optional: [id, tokens] of a prefix shared across sessions.
+ *           "kind"    optional: "tool", "text", "other".
+ *
+ * Fields this tool adds, all optional for a reader:
  *
  *   header  "scope"   "session" or "global": what block ids are relative to.  A sub-agent's chat
  *                     shares the ids of the session it belongs to.

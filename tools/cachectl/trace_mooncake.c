@@ -1,7 +1,7 @@
 /*
  * Converter for the Mooncake conversation trace (kvcache-ai/Mooncake).
  *
- * The file has neither sessions nor parents; they are derived as stats.md says.  Request j goes on
+ * The file has neither sessions nor parents; they are derived.  Request j goes on
  * from i when all full blocks of i lead j's list, beyond the blocks that 120 or more requests have
  * (a shared system prompt); i is the newest request that holds the deepest shared block; and j is
  * at least as long as i's prompt and answer.  Everything else starts a session.  Ids are global, so

@@ -1,9 +1,9 @@
 /*
  * cachectl trace stats: what a converted trace holds.
  *
- * Counts how the turns join their sessions' history, by the rules of stats.md, so that a trace can
- * be compared with the published numbers before anything is replayed.  All counts are as recorded;
- * what a scaled file leaves to a replay stands apart.
+ * Counts how the turns join their sessions' history, by the rules of trace_classes.h, so that a
+ * trace can be compared with the published numbers before anything is replayed.  All counts are as
+ * recorded; what a scaled file leaves to a replay stands apart.
  */
 
 #include "tools/cachectl/trace.h"

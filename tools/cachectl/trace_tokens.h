@@ -1,6 +1,6 @@
 #pragma once
 
-/* Token ids of a trace's prompts and answers, made from block ids as schema.md says.
+/* Token ids of a trace's prompts and answers, made from block ids.
  *
  *   token k of block b        hash(scope, b, k)
  *   token k after the last full block   hash(session, turn, k)

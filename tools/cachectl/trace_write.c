@@ -1,5 +1,5 @@
 /*
- * Writes the trace format; the fields and their order are those of schema.md, then ours.
+ * Writes the trace format; fields and their order as in trace_file.h.
  *
  * Names are reduced to characters that need no escaping in JSON, so a line is plain printf, and the
  * same input gives the same bytes.
