@@ -161,7 +161,7 @@ static void live_advance(struct live *live, struct kv_node *node)
 
 /* The history left a stored edge: a node where it did, so that edges stay short and both branches
  * share what is below.  Without room in the index the new edge is only longer. */
-static bool cut_branch(struct shard *shard, struct live *live)
+static bool cut_branch(struct shard *shard, struct live *live, struct commit *commit)
 {
     const uint32_t at = live->branch_at;
     struct kv_node *branch = live->branch;
@@ -178,6 +178,7 @@ static bool cut_branch(struct shard *shard, struct live *live)
         node->id = id;
         node->digest = digest;
         node->kind = KIND_BRANCH;
+        commit->shortened = branch;
         node->image.lost = KV_REASON_DIVERGED;
     }
     if (live->node == NULL || node->tokens > live->node->tokens) live_advance(live, node);
@@ -197,7 +198,7 @@ static bool place_point(struct shard *shard, struct live *live, struct commit *c
     struct kv_node *node = kv_index_node_find(live->session, &id);
     point->existed = node != NULL;
     if (node == NULL) {
-        if (point->tokens > live->branch_at && !cut_branch(shard, live)) return false;
+        if (point->tokens > live->branch_at && !cut_branch(shard, live, commit)) return false;
         struct kv_node *parent = live->node;
         while (parent != NULL && parent->tokens >= point->tokens)
             parent = parent->parent;
@@ -236,8 +237,11 @@ static bool plan_writes(struct shard *shard, struct live *live, struct commit *c
             entry->page = touched->objects[i];
             continue;
         }
-        uint32_t slot;
-        if (!live_make_room(shard, live, 1) || kv_hbm_alloc(store->hbm, &slot) != KV_OK)
+        /* At most the last page is not full. */
+        uint32_t slot = live->spare;
+        live->spare = KV_HBM_SLOT_NONE;
+        if (slot == KV_HBM_SLOT_NONE &&
+            (!live_make_room(shard, live, 1) || kv_hbm_alloc(store->hbm, &slot) != KV_OK))
             return false;
         memcpy(kv_hbm_bytes(store->hbm, slot), live->page_bytes[k], shard->layout->page_bytes);
         kv_page_clear_after(shard->layout, kv_hbm_bytes(store->hbm, slot), count);
@@ -257,7 +261,7 @@ static void remember_head(struct kv_session *session, struct kv_node *node, uint
 }
 
 /* Undoes what this commit made: nodes from the deepest up, page objects back to their old place. */
-static void commit_revert(struct commit *commit)
+static void commit_revert(struct commit *commit, bool free_space)
 {
     struct shard *shard = commit->shard;
     struct kv_store *store = shard->store;
@@ -273,11 +277,11 @@ static void commit_revert(struct commit *commit)
             entry->page = KV_PAGE_INDEX_NONE;
         }
     }
-    if (commit->write != NULL) kv_write_undo(commit->write);
+    if (commit->write != NULL) kv_write_undo(commit->write, free_space);
     for (uint32_t i = commit->node_count; i-- > 0;) {
         struct kv_node *node = commit->nodes[i];
         assert(node->child == NULL);
-        if (live != NULL && live->node == node) live->node = node->parent;
+        if (live != NULL && live->node == node) live_fall_back(live, node->parent);
         if (session->head == node) remember_head(session, node->parent, session->used_ms);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
@@ -318,10 +322,12 @@ static void commit_end(struct commit *commit, bool saved)
     shard_commit_ended(shard, session);
 }
 
-static void path_durable(struct kv_node *node)
+static void path_durable(struct kv_store *store, struct kv_node *node)
 {
-    for (; node != NULL && !node->durable; node = node->parent)
+    for (; node != NULL && !node->durable; node = node->parent) {
         node->durable = true;
+        store->checkpoints++;
+    }
 }
 
 static void records_done(void *context, kv_status status)
@@ -329,16 +335,16 @@ static void records_done(void *context, kv_status status)
     struct commit *commit = context;
     struct kv_store *store = commit->shard->store;
     if (status != KV_OK) {
-        commit_revert(commit);
+        commit_revert(commit, false);
         commit_end(commit, false);
         return;
     }
     for (uint32_t i = 0; commit->write != NULL && i < commit->write->count; i++)
         kv_index_page(store->index, commit->write->items[i].page)->durable = true;
     for (uint32_t i = 0; i < commit->node_count; i++)
-        path_durable(commit->nodes[i]);
+        path_durable(store, commit->nodes[i]);
     for (uint32_t i = 0; i < commit->found_count; i++)
-        path_durable(commit->found[i]);
+        path_durable(store, commit->found[i]);
     commit_end(commit, true);
 }
 
@@ -358,6 +364,9 @@ static kv_status fill_batch(struct commit *commit)
 {
     struct kv_store *store = commit->shard->store;
     kv_status status = kv_batch_session(commit->batch, commit->session);
+    /* Its old record stays true; the new one shows the tree as it is. */
+    if (status == KV_OK && commit->shortened != NULL && commit->shortened->durable)
+        status = kv_batch_node(commit->batch, commit->shortened);
     for (uint32_t i = 0; status == KV_OK && commit->write != NULL && i < commit->write->count;
          i++) {
         const struct kv_write_item *item = &commit->write->items[i];
@@ -389,7 +398,7 @@ static void pages_done(struct kv_write *write, kv_status status)
     if (status != KV_OK) {
         kv_log(commit->shard->options.log, KV_LOG_ERROR, "save_failed", "status=%s",
                kv_status_name(status));
-        commit_revert(commit);
+        commit_revert(commit, true);
         commit_end(commit, false);
     }
 }
@@ -400,7 +409,7 @@ static enum kv_reason refused(struct commit *commit, kv_status status, const str
     kv_log(shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
            kv_status_name(status), err->text);
     shard->counters.save_refused++;
-    commit_revert(commit);
+    commit_revert(commit, true);
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
     free(commit);

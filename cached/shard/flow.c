@@ -45,7 +45,8 @@ void flow_fail_status(struct flow *flow, kv_status status)
         flow_fail(flow, KV_REASON_INDEX_FULL, "index.ram", NULL, NULL);
         break;
     case KV_NOMEM:
-        flow_fail(flow, KV_REASON_HBM_FULL, "memory", NULL, NULL);
+        flow_fail(flow, KV_REASON_QUEUE_FULL, "memory", NULL, NULL);
+        flow->req->out.failure.retry_ms = 1000;
         break;
     case KV_SHUTDOWN:
         flow_fail(flow, KV_REASON_SHUTTING_DOWN, NULL, NULL, NULL);
@@ -65,7 +66,11 @@ bool flow_find_session(struct flow *flow)
         flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "session_id", NULL, req->in.session_name);
         return false;
     }
-    if (req->in.epoch != 0 && req->in.epoch != session->epoch) {
+    /* A Rollback raises the epoch: repeated after a lost answer it still carries the old one, and
+     * rollback_begun() decides. */
+    const bool rollback_again =
+        req->method == REQUEST_ROLLBACK && req->in.epoch + 1 == session->epoch;
+    if (req->in.epoch != 0 && req->in.epoch != session->epoch && !rollback_again) {
         flow_fail(flow, KV_REASON_STALE_EPOCH, "epoch", request_u64(req, session->epoch),
                   request_u64(req, req->in.epoch));
         return false;
@@ -136,13 +141,18 @@ void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow))
 {
     flow->next_step = next_step;
     flow->wake = begin_again;
-    if (!flow->failed && flow_load(flow) == FLOW_WAIT) return;
-    if (!flow->failed && flow->session->commits > 0) {
-        flow->waits_commit = true;
-        return;
-    }
+    /* First of all: who is woken because nobody waits for it must not wait again. */
     if (flow->failed || flow_cancelled(flow)) {
         flow_finish(flow);
+        return;
+    }
+    if (flow_load(flow) == FLOW_WAIT) return;
+    if (flow->failed) {
+        flow_finish(flow);
+        return;
+    }
+    if (flow->session->commits > 0) {
+        flow->waits_commit = true;
         return;
     }
     flow->req->out.times.queue_ns = kv_clock_stopwatch_ns() - flow->req->out.times.arrived_ns;
@@ -235,6 +245,7 @@ void flow_finish(struct flow *flow)
             kv_pool_cancel(shard->store->pool, flow->reserved[i]);
     }
     if (flow->live != NULL) {
+        live_give_spare(shard, flow->live);
         flow->live->busy = false;
         flow->live->used_seq = ++shard->used_seq;
     }

@@ -249,6 +249,9 @@ static void decode_begun(struct flow *flow)
                                                     : 0;
     flow->extra_tokens = flow->req->in.u.decode.max_tokens + 1;
     if (tokens == 0) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, session->name);
+    if (live == NULL && session->fell_back)
+        flow_fail(flow, KV_REASON_HEAD_MOVED, "head_position", NULL,
+                  request_u64(flow->req, tokens));
     if (!flow->failed && decode_fits(flow, tokens) && !decode_buffers(flow))
         flow_fail_status(flow, KV_NOMEM);
     if (flow->failed) {

@@ -22,7 +22,15 @@ static void hbm_full(struct flow *flow)
     flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes",
               request_u64(flow->req, (uint64_t)usage.slots * KV_PAGE_TOKENS),
               request_u64(flow->req, (uint64_t)flow->count + flow->extra_tokens));
-    flow->req->out.failure.retry_ms = 1000;
+    /* What can never fit is not to be tried again. */
+    const bool fits = kv_pages_for(flow->count + flow->extra_tokens) + 2 <= usage.slots;
+    if (fits) flow->req->out.failure.retry_ms = 1000;
+    if (flow->live != NULL && flow->live->state.tokens == 0) {
+        /* Nothing stands in it: the head is the last checkpoint. */
+        flow->live->busy = false;
+        live_release(flow->shard, flow->live);
+        flow->live = NULL;
+    }
     flow_finish(flow);
 }
 
@@ -91,6 +99,10 @@ void resume_read(struct flow *flow)
     struct shard *shard = flow->shard;
     const uint32_t total = kv_pages_for(flow->count + flow->extra_tokens);
 
+    if (total + 2 > kv_hbm_usage(shard->store->hbm).slots) {
+        hbm_full(flow); /* Before anybody else gives up memory for it. */
+        return;
+    }
     flow->live = live_acquire(shard, flow->session);
     if (flow->live == NULL) {
         flow_fail(flow, KV_REASON_QUEUE_FULL, "engine.live_sessions",
@@ -99,14 +111,15 @@ void resume_read(struct flow *flow)
         flow_finish(flow);
         return;
     }
-    if (flow->source != SOURCE_LIVE) live_clear(shard, flow->live);
-    /* One page more: the copy of the page the head is in.  Refused before anything is read. */
-    const uint32_t held = flow->source == SOURCE_LIVE ? flow->live->page_count : 0;
-    const uint32_t need = total + 1 - KV_MIN(held, total);
+    /* Two pages more: the copy of the page the head is in, and the one the save makes.  Refused
+     * before anything is read or given up. */
+    const uint32_t need = total + 2 - KV_MIN(flow->live->page_count, total + 2);
     if (!live_make_room(shard, flow->live, need)) {
         hbm_full(flow);
         return;
     }
+    live_note_loss(flow->live);
+    if (flow->source != SOURCE_LIVE) live_clear(shard, flow->live);
     flow->live->busy = true;
     switch (flow->source) {
     case SOURCE_NODE:

@@ -164,11 +164,19 @@ static void rollback_begun(struct flow *flow)
     const bool there = live != NULL ? live->node == node && live->state.tokens == node->tokens
                                     : session->head == node;
     flow->req->out.head_position = node->tokens;
+    if (!there && flow->req->in.epoch != 0 && flow->req->in.epoch != session->epoch) {
+        flow_fail(flow, KV_REASON_STALE_EPOCH, "epoch", request_u64(flow->req, session->epoch),
+                  request_u64(flow->req, flow->req->in.epoch));
+        flow_finish(flow);
+        return;
+    }
     if (there) {
+        session->fell_back = false; /* Its caller named the place it goes on from. */
         flow_finish(flow); /* The same target again: nothing to do, the epoch stays. */
         return;
     }
     live_release(flow->shard, live);
+    session->fell_back = false;
     session->head = node;
     session->has_head = true;
     session->head_id = node->id;
@@ -201,6 +209,12 @@ static void wait_look(struct flow *flow)
     if (node == NULL) {
         flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL,
                   kv_reason_info(session->last_loss)->name);
+        flow_finish(flow);
+        return;
+    }
+    if (!node->durable && session->commits == 0 && flow->req->in.level != LEVEL_RAM) {
+        /* Nothing is on the way that could make it durable. */
+        flow_fail(flow, KV_REASON_SSD_READ_ONLY, "level", NULL, NULL);
         flow_finish(flow);
         return;
     }

@@ -112,6 +112,7 @@ static void prefill_done(struct flow *flow)
     shard->counters.hit_tokens += out->hit_tokens;
     shard->counters.replayed_tokens += out->replayed_tokens;
     shard->counters.computed_tokens += out->computed_tokens;
+    flow->session->fell_back = false;
     turn_save(flow, turn_reply);
 }
 

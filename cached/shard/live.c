@@ -30,6 +30,7 @@ void live_clear(struct shard *shard, struct live *live)
     assert(!live->busy);
     for (uint32_t k = live->page_count; k-- > 0;)
         page_drop(shard, live, k);
+    live_give_spare(shard, live);
     live->page_count = 0;
     live->chain_count = 0;
     live->node = NULL;
@@ -42,6 +43,12 @@ void live_clear(struct shard *shard, struct live *live)
     if (live->ids != NULL) explicit_bzero(live->ids, sizeof(*live->ids) * live->ids_capacity);
 }
 
+void live_give_spare(struct shard *shard, struct live *live)
+{
+    if (live->spare != KV_HBM_SLOT_NONE) kv_hbm_unpin(shard->store->hbm, live->spare);
+    live->spare = KV_HBM_SLOT_NONE;
+}
+
 static void commit_forget_live(struct shard *shard, const struct live *live)
 {
     for (struct commit *commit = shard->commits; commit != NULL; commit = commit->next) {
@@ -49,10 +56,17 @@ static void commit_forget_live(struct shard *shard, const struct live *live)
     }
 }
 
+void live_note_loss(struct live *live)
+{
+    const uint32_t saved = live->node == NULL ? 0 : live->node->tokens;
+    if (live->state.tokens > saved) live->session->fell_back = true;
+}
+
 void live_release(struct shard *shard, struct live *live)
 {
     if (live == NULL || live->session == NULL) return;
     commit_forget_live(shard, live);
+    live_note_loss(live);
     live_clear(shard, live);
     free(live->ids);
     live->ids = NULL;
@@ -205,7 +219,7 @@ kv_status live_extend(struct shard *shard, struct live *live, uint32_t tokens)
         if (status != KV_OK) return status;
         table_add(shard, live, slot, KV_PAGE_INDEX_NONE);
     }
-    return KV_OK;
+    return live->spare != KV_HBM_SLOT_NONE ? KV_OK : slot_alloc(shard, live, &live->spare);
 }
 
 kv_status live_reserve_ids(struct live *live, uint32_t tokens)
@@ -245,6 +259,16 @@ kv_status live_chain(struct live *live, uint32_t tokens)
         live->chain_count++;
     }
     return KV_OK;
+}
+
+void live_fall_back(struct live *live, struct kv_node *node)
+{
+    uint32_t replays[KV_REPLAYS_MAX];
+    const uint32_t from = node == NULL ? 0 : node->tokens;
+    const uint32_t count = live_replays(live, from, UINT32_MAX, replays, KV_REPLAYS_MAX);
+    live->node = node;
+    live->replay_count = KV_MIN(count, KV_REPLAYS_MAX);
+    memcpy(live->replays, replays, sizeof(*replays) * live->replay_count);
 }
 
 uint32_t live_replays(const struct live *live, uint32_t from, uint32_t below, uint32_t *out,

@@ -56,7 +56,7 @@ kv_status shard_create(const struct shard_options *options, struct shard **ret_s
         return KV_FAIL(err, KV_NOMEM, "allocate live sessions");
     }
     for (uint32_t i = 0; i < shard->live_count; i++)
-        shard->lives[i].slot = i;
+        shard->lives[i] = (struct live){.slot = i, .spare = KV_HBM_SLOT_NONE};
     shard->poke.run = poke_run;
     shard->started_ns = kv_clock_stopwatch_ns();
     *ret_shard = shard;
@@ -105,10 +105,12 @@ static void dispatch(struct kv_msg *msg)
 
 kv_status shard_post(struct shard *shard, struct request *req)
 {
-    if (atomic_load(&shard->stopping)) return KV_SHUTDOWN;
-    if (atomic_fetch_add(&shard->inflight, 1) >= KV_REQUESTS_INFLIGHT_MAX) {
+    /* Counted first: the shard does not leave while anybody is counted. */
+    const uint32_t before = atomic_fetch_add(&shard->inflight, 1);
+    const bool stopping = atomic_load(&shard->stopping);
+    if (stopping || before >= KV_REQUESTS_INFLIGHT_MAX) {
         atomic_fetch_sub(&shard->inflight, 1);
-        return KV_BUSY;
+        return stopping ? KV_SHUTDOWN : KV_BUSY;
     }
     req->flow = shard;
     req->msg.run = dispatch;
@@ -171,28 +173,28 @@ void shard_before_drop(struct kv_session *session, const struct kv_node *node)
 {
     struct live *live = session->live;
     if (live == NULL) return;
-    if (live->node != NULL && kv_index_is_ancestor(node, live->node)) live->node = node->parent;
+    if (live->node != NULL && kv_index_is_ancestor(node, live->node))
+        live_fall_back(live, node->parent);
     if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
 }
 
-/* Requests that wait for a commit see their cancel flag and deadline here. */
+/* Requests that only wait see their cancel flag and deadline here; a running job looks at the flag
+ * itself, and a passed deadline or a stop set it. */
 static void tick_flows(struct shard *shard)
 {
-    struct flow *flow = shard->flows;
-    while (flow != NULL) {
-        struct flow *next = flow->next;
+    struct flow *woken = NULL;
+    for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
         const uint64_t deadline_ns = flow->req->deadline_ns;
         const bool over = atomic_load(&flow->req->cancelled) || atomic_load(&shard->stopping) ||
                           (deadline_ns != 0 && kv_clock_stopwatch_ns() > deadline_ns);
-        /* A running job looks at the flag only; shutting down and a passed deadline set it. */
-        if (over) atomic_store(&flow->req->cancelled, true);
-        if (over && (flow->waits_commit || flow->waits_session)) {
-            flow->waits_commit = flow->waits_session = false;
-            flow->wake(flow);
-            next = shard->flows;
-        }
-        flow = next;
+        if (!over) continue;
+        atomic_store(&flow->req->cancelled, true);
+        if (!flow->waits_commit && !flow->waits_session) continue;
+        flow->waits_commit = flow->waits_session = false;
+        flow->next_waiter = woken;
+        woken = flow;
     }
+    wake_list(woken);
 }
 
 /* Windows live as long in the engine as in the pool: an idle session gives its slot back. */

@@ -37,11 +37,14 @@ struct live {
     struct live_page *pages;
     uint8_t **page_bytes; /* The same pages for the engine. */
     uint32_t page_count, page_capacity;
+    uint32_t spare; /* HBM slot kept for the copy a save needs; KV_HBM_SLOT_NONE. */
 };
 
 /* The session's own, a free one, or the least recently used idle one, which goes back to its last
  * checkpoint.  NULL: all are busy. */
 struct live *live_acquire(struct shard *shard, struct kv_session *session);
+/* Notes in the session when what it held was never saved: its head falls back. */
+void live_note_loss(struct live *live);
 /* Forgets windows, log and pages. */
 void live_release(struct shard *shard, struct live *live);
 /* Lets go of pages, log and node but stays the session's. */
@@ -50,13 +53,18 @@ void live_clear(struct shard *shard, struct live *live);
 void live_follow(struct live *live, struct kv_node *path, uint32_t tokens);
 /* The same, along its own history.  A branch not yet saved stays where the history only goes on. */
 void live_back_to(struct live *live, uint32_t tokens);
+/* Its deepest checkpoint is now `node`, an ancestor of the present one: replays that stood in edges
+ * below it are the live history's own again, so no mark is lost. */
+void live_fall_back(struct live *live, struct kv_node *node);
+/* Gives the spare slot back. */
+void live_give_spare(struct shard *shard, struct live *live);
 /* Drops pages beyond `tokens`, and makes the page `tokens` falls into writable (a copy unless it is
  * the table's own). KV_BUSY: no HBM slot. */
 kv_status live_cut(struct shard *shard, struct live *live, uint32_t tokens) KV_MUST_CHECK;
 /* Takes over pinned slots of page objects [0, count); references the objects. */
 kv_status live_install(struct shard *shard, struct live *live, const uint32_t *pages,
                        const uint32_t *slots, uint32_t count) KV_MUST_CHECK;
-/* Writable pages for positions up to `tokens`. */
+/* Writable pages for positions up to `tokens`, and a spare one for the save that follows. */
 kv_status live_extend(struct shard *shard, struct live *live, uint32_t tokens) KV_MUST_CHECK;
 kv_status live_reserve_ids(struct live *live, uint32_t tokens) KV_MUST_CHECK;
 /* Clipped replays of the live history with from <= H < below, ascending; returns how many there
@@ -90,7 +98,8 @@ struct commit {
     uint32_t node_count;
     struct kv_node *found[KV_STOPS_MAX + 1]; /* Stood there already, and have no record yet. */
     uint32_t found_count;
-    struct kv_write *write; /* NULL: nothing to write. */
+    struct kv_node *shortened; /* Its edge was cut for this commit. */
+    struct kv_write *write;    /* NULL: nothing to write. */
     struct kv_batch *batch;
     struct flow *waiter; /* Told when done; NULL: nobody waits. */
     uint64_t begun_ns;
@@ -276,7 +285,7 @@ struct shard {
     uint32_t sweep_bucket; /* Where the sweep goes on. */
     uint32_t sweep_loads;  /* Trees it is waiting for. */
     struct flow *sweep_waiters;
-    struct flow *flows;    /* All in progress. */
+    struct flow *flows; /* All in progress. */
     struct commit *commits;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];

@@ -176,9 +176,7 @@ static void fill_identity(struct shard *shard, struct request_stats *stats)
         stats->sessions_live += shard->lives[i].session != NULL;
     stats->recovered = store->recovery.checkpoints;
     stats->dropped = store->recovery.dropped;
-    stats->checkpoints =
-        store->recovery.checkpoints + store->counters.saves -
-        KV_MIN(store->counters.nodes_dropped, store->recovery.checkpoints + store->counters.saves);
+    stats->checkpoints = store->checkpoints;
     stats->rss_budget_bytes = shard->options.rss_budget_bytes;
     stats->page_bytes = layout->page_bytes;
     stats->image_bytes = layout->image_bytes;

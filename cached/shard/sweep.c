@@ -3,7 +3,9 @@
  *
  * A session whose last use is longer ago than its life has nothing left that counts.  The sweep
  * walks the table of sessions, a bounded part each tick, loads the trees of such sessions and drops
- * what is due.  Lookups do not depend on it: they judge age themselves.
+ * what is due.  30 days later the session itself goes and its id is free again; until then it can
+ * say that its rows expired.  Lookups do not depend on it: they judge
+ * age themselves.
  *
  * Where time moves by AdvanceClock only, that call waits for one whole sweep, so that what the time
  * passed does is done when it answers.
@@ -11,23 +13,48 @@
 
 #include "cached/shard/shard_internal.h"
 
+#include "kvstore/base/bytes.h"
+
 #define SWEEP_SESSIONS_PER_TICK 512u
 #define SWEEP_LOADS_MAX 8u
+#define SWEEP_RETRY_MS 60000u
+/* A session that lost its rows stays known this much longer, to answer EXPIRED. */
+#define SWEEP_SESSION_KEEP_MS (30ull * 24 * 3600 * 1000)
+
+static bool is_forgotten(const struct shard *shard, const struct kv_session *session)
+{
+    return kv_store_now_ms(shard->store) >
+           session->used_ms + session->ttl_ms + SWEEP_SESSION_KEEP_MS;
+}
 
 static bool is_due(const struct shard *shard, const struct kv_session *session)
 {
+    const uint64_t now_ms = kv_store_now_ms(shard->store);
     const uint32_t nodes =
         session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes;
-    if (nodes == 0 || session->load == KV_LOAD_RUNNING) return false;
+    if (nodes == 0 && !is_forgotten(shard, session)) return false;
+    if (session->load == KV_LOAD_RUNNING || now_ms < session->sweep_after_ms) return false;
     if (session->busy != NULL || session->flows > 0 || session->commits > 0) return false;
-    return kv_store_now_ms(shard->store) > session->used_ms + session->ttl_ms;
+    return now_ms > session->used_ms + session->ttl_ms;
 }
 
+/* The tree goes, much later the session itself. */
 static void sweep_session(struct shard *shard, struct kv_session *session)
 {
     live_release(shard, session->live);
     kv_store_drop_expired(shard->store, session);
     session->recorded_nodes = session->node_count;
+    /* What was used later than the session's record says keeps it from being due again. */
+    for (const struct kv_node *node = session->roots; node != NULL; node = node->sibling)
+        session->used_ms = KV_MAX(session->used_ms, node->used_ms);
+    if (session->node_count > 0 || !is_forgotten(shard, session)) return;
+    struct kv_batch *batch = kv_batch_create(shard->store);
+    if (batch == NULL || kv_batch_delete_session(batch, &session->id) != KV_OK) {
+        kv_batch_discard(batch);
+        return;
+    }
+    kv_batch_post(batch, NULL, NULL);
+    kv_index_session_remove(shard->store->index, session);
 }
 
 static void sweep_loaded(void *context, struct kv_session *session, kv_status status)
@@ -37,8 +64,7 @@ static void sweep_loaded(void *context, struct kv_session *session, kv_status st
     /* What came for it meanwhile waited for the same load. */
     flow_wake_loaded(session, status);
     if (status == KV_OK && is_due(shard, session)) sweep_session(shard, session);
-    /* Not to be tried again at once. */
-    if (status != KV_OK) session->recorded_nodes = 0;
+    if (status != KV_OK) session->sweep_after_ms = kv_store_now_ms(shard->store) + SWEEP_RETRY_MS;
 }
 
 static void swept(void *context, kv_status status)
@@ -86,11 +112,12 @@ void sweep_tick(struct shard *shard)
         }
         seen++;
         if (!is_due(shard, session)) continue;
-        if (session->load == KV_LOAD_DONE) {
-            sweep_session(shard, session);
-        } else {
+        if (session->load != KV_LOAD_DONE) {
             shard->sweep_loads++;
             kv_store_load_start(shard->store, session, sweep_loaded, shard);
+            continue;
         }
+        sweep_session(shard, session);
+        session = NULL; /* It may be gone: from the start of its bucket. */
     }
 }

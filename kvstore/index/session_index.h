@@ -81,7 +81,7 @@ struct kv_session {
     uint64_t created_ms, used_ms, ttl_ms, epoch;
     struct kv_checkpoint_id head_id; /* As recorded; resolved to head when the tree is loaded. */
     bool has_head;
-    uint32_t head_tokens;      /* As recorded, like the next: for lists while not loaded. */
+    uint32_t head_tokens; /* As recorded, like the next: for lists while not loaded. */
     uint32_t recorded_nodes;
     uint8_t kind;
     enum kv_load_state load;
@@ -92,12 +92,15 @@ struct kv_session {
     uint32_t node_count;
     enum kv_reason last_loss; /* Why the last thing was removed; NONE. */
     /* For the shard. */
-    void *live;           /* struct live, or NULL. */
-    void *busy;           /* The request that has the session. */
-    uint32_t commits;     /* In flight. */
-    uint32_t flows;       /* Requests under way on it: it is not unloaded. */
-    uint64_t touched_seq; /* For unloading the least recently used. */
-    void *waiters;        /* Requests parked for the load. */
+    void *live;     /* struct live, or NULL. */
+    void *busy;     /* The request that has the session. */
+    bool fell_back; /* The head was ahead of what is saved and was lost: a Decode would go on
+                       from somewhere else than its caller thinks. */
+    uint64_t sweep_after_ms; /* A load by the sweep failed: not again before this. */
+    uint32_t commits;        /* In flight. */
+    uint32_t flows;          /* Requests under way on it: it is not unloaded. */
+    uint64_t touched_seq;    /* For unloading the least recently used. */
+    void *waiters;           /* Requests parked for the load. */
     uint32_t waiter_count;
 };
 

@@ -56,7 +56,9 @@ struct kv_store {
     uint64_t generation;   /* Last one given out. */
     uint64_t touch_seq;    /* For LRU of loaded sessions. */
     struct kv_batch *dead; /* Removals waiting for kv_store_tick(). */
+    uint64_t checkpoints;  /* With a durable record, loaded or not. */
     uint32_t operations;   /* Batches, loads, reads and writes in flight. */
+    uint32_t removals;     /* Of these, batches that delete records. */
     bool unloading;        /* Pages that go now leave memory only. */
 };
 
@@ -90,6 +92,8 @@ kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_i
                                const struct kv_checkpoint_id *id) KV_MUST_CHECK;
 kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *session,
                                uint64_t uid) KV_MUST_CHECK;
+kv_status kv_batch_delete_session(struct kv_batch *batch,
+                                  const struct kv_session_id *session) KV_MUST_CHECK;
 /* An SSD page to free once the batch is durable. */
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
@@ -171,6 +175,7 @@ void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t
 /* Allocates space and writes, then flushes.  Fails at once (done does not run) with KV_BUSY: SSD
  * full; KV_INVALID: read-only; KV_IO. */
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_CHECK;
-/* Puts the objects back to what they were before kv_write_add, frees the new space. */
-void kv_write_undo(struct kv_write *write);
+/* Puts the objects back to what they were before kv_write_add.  free_space: also gives the new
+ * places back; not after a failed record, which may still turn up at the next start. */
+void kv_write_undo(struct kv_write *write, bool free_space);
 void kv_write_destroy(struct kv_write *write);

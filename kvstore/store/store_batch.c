@@ -22,6 +22,7 @@ struct kv_batch {
     uint32_t put_count, put_capacity;
     uint32_t *freed;
     uint32_t freed_count, freed_capacity;
+    bool removes; /* Holds a deletion. */
     kv_batch_done_fn *done;
     void *context;
 };
@@ -63,6 +64,7 @@ static kv_status batch_put(struct kv_batch *batch, const uint8_t *key, uint32_t 
     if (block == NULL) return KV_NOMEM;
     memcpy(block, key, key_bytes);
     if (value_bytes > 0) memcpy(block + key_bytes, value, value_bytes);
+    batch->removes |= value == NULL;
     batch->puts[batch->put_count++] = (struct kv_manifest_put){
         .key = block,
         .key_bytes = key_bytes,
@@ -171,6 +173,13 @@ kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_i
     return batch_put(batch, key, key_bytes, NULL, 0);
 }
 
+kv_status kv_batch_delete_session(struct kv_batch *batch, const struct kv_session_id *session)
+{
+    uint8_t key[KV_RECORD_KEY_MAX];
+    const uint32_t key_bytes = kv_key_session(session, key);
+    return batch_put(batch, key, key_bytes, NULL, 0);
+}
+
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
 {
     if (batch->freed_count == batch->freed_capacity) {
@@ -198,12 +207,21 @@ static void batch_done(struct kv_msg *msg)
     }
     assert(store->operations > 0);
     store->operations--;
+    if (batch->removes) store->removals--;
     if (batch->done != NULL) batch->done(batch->context, status);
     kv_batch_discard(batch);
 }
 
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context)
 {
+    struct kv_store *store = batch->store;
+    /* Removals decided before this batch was made durable before it, too. */
+    if (store->dead != NULL && store->dead != batch) {
+        struct kv_batch *dead = store->dead;
+        store->dead = NULL;
+        kv_batch_post(dead, NULL, NULL);
+    }
+    if (batch->removes) store->removals++;
     batch->done = done;
     batch->context = context;
     batch->manifest.msg.run = batch_done;

@@ -29,6 +29,8 @@ struct load {
     struct kv_record_page *pages;
     uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
     uint32_t node_count, page_count;
+    struct kv_node **made; /* Linked already, by id. */
+    uint32_t made_mask;
 };
 
 static void load_finish(struct load *load, kv_status status)
@@ -45,6 +47,7 @@ static void load_finish(struct load *load, kv_status status)
     free(load->nodes);
     free(load->pages);
     free(load->page_objects);
+    free(load->made);
     free(load);
     done(context, session, status);
 }
@@ -67,7 +70,13 @@ static kv_status load_decode(struct load *load)
     load->nodes = calloc(KV_MAX(count, 1u), sizeof(*load->nodes));
     load->pages = calloc(KV_MAX(count, 1u), sizeof(*load->pages));
     load->page_objects = calloc(KV_MAX(count, 1u), sizeof(*load->page_objects));
-    if (load->nodes == NULL || load->pages == NULL || load->page_objects == NULL) return KV_NOMEM;
+    load->made_mask = 1;
+    while (load->made_mask < 2u * count)
+        load->made_mask = 2 * load->made_mask + 1;
+    load->made = calloc((size_t)load->made_mask + 1, sizeof(*load->made));
+    if (load->nodes == NULL || load->pages == NULL || load->page_objects == NULL ||
+        load->made == NULL)
+        return KV_NOMEM;
 
     uint32_t offset = 0;
     struct kv_manifest_put put;
@@ -141,12 +150,31 @@ static bool load_edge(const struct load *load, const struct kv_record_node *reco
     return true;
 }
 
+/* Nodes made so far, by id: open addressing in a table twice their number. */
+static struct kv_node **load_slot(const struct load *load, const struct kv_checkpoint_id *id)
+{
+    uint32_t at = kv_load32(id->bytes) & load->made_mask;
+    while (load->made[at] != NULL && !kv_id_equal(load->made[at]->id.bytes, id->bytes))
+        at = (at + 1) & load->made_mask;
+    return &load->made[at];
+}
+
+static struct kv_node *load_find_node(const struct load *load, const struct kv_checkpoint_id *id)
+{
+    return *load_slot(load, id);
+}
+
+static void load_note_node(struct load *load, struct kv_node *node)
+{
+    *load_slot(load, &node->id) = node;
+}
+
 static bool load_node(struct load *load, const struct kv_record_node *record)
 {
     struct kv_store *store = load->store;
     struct kv_node *parent = NULL;
     if (record->has_parent) {
-        parent = kv_index_node_find(load->session, &record->parent);
+        parent = load_find_node(load, &record->parent);
         if (parent == NULL) return false;
     }
     uint32_t *pages = malloc(sizeof(uint32_t) * KV_MAX(record->page_count, 1u));
@@ -165,6 +193,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     node->foreign = record->model_tag != kv_index_model_tag(store->index);
     node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */
     kv_index_renew(node, record->used_ms);
+    load_note_node(load, node);
     return true;
 }
 
@@ -176,6 +205,7 @@ static void load_link(struct load *load)
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
         store->counters.nodes_dropped++;
+        store->checkpoints--;
         session->last_loss = KV_REASON_CORRUPT;
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
@@ -215,6 +245,25 @@ static void load_scanned(struct kv_msg *msg)
     load_finish(load, status);
 }
 
+static void removals_done(void *context, kv_status status)
+{
+    struct load *load = context;
+    (void)status; /* A failed one leaves its records: they are still true. */
+    kv_manifest_scan_post(load->store->manifest, &load->scan);
+}
+
+/* Reader and writer are two threads: a scan must not see records whose removal is on its way. */
+static void load_scan(struct load *load)
+{
+    struct kv_store *store = load->store;
+    struct kv_batch *barrier = NULL;
+    if (store->removals > 0 || store->dead != NULL) barrier = kv_batch_create(store);
+    if (barrier != NULL)
+        kv_batch_post(barrier, removals_done, load);
+    else
+        kv_manifest_scan_post(store->manifest, &load->scan);
+}
+
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
                          void *context)
 {
@@ -241,7 +290,7 @@ void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_
     load->scan.buf = buf;
     load->scan.buf_bytes = LOAD_BUFFER_FIRST;
     store->operations++;
-    kv_manifest_scan_post(store->manifest, &load->scan);
+    load_scan(load);
 }
 
 void kv_store_unload(struct kv_store *store, struct kv_session *session)

@@ -157,6 +157,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     }
     const kv_status status = kv_store_recover_trees(store, err);
     if (status != KV_OK) return status;
+    store->checkpoints = store->recovery.checkpoints;
     const uint64_t repaired = kv_ssd_usage(store->ssd).segments_repaired;
     if (repaired > 0)
         kv_log(store->options.log, KV_LOG_WARN, "segments_repaired",

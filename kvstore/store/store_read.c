@@ -179,6 +179,7 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
             kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
         kv_pool_drop(store->pool, &leaf->image, why);
         store->counters.nodes_dropped++;
+        if (leaf->durable) store->checkpoints--;
         const bool last = leaf == node;
         kv_index_node_remove(store->index, leaf);
         if (last) break;

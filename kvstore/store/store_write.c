@@ -91,6 +91,8 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
 {
     struct kv_store *store = write->store;
     assert(write->count > 0);
+    if (kv_manifest_stats(store->manifest).failed)
+        return KV_FAIL(err, KV_INVALID, "the manifest refuses writes after a failed sync");
     uint32_t *places = malloc(sizeof(uint32_t) * write->count);
     if (places == NULL) return KV_FAIL(err, KV_NOMEM, "save %u pages", write->count);
     const kv_status status = kv_ssd_alloc(store->ssd, write->count, places, err);
@@ -117,13 +119,14 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
     return KV_OK;
 }
 
-void kv_write_undo(struct kv_write *write)
+void kv_write_undo(struct kv_write *write, bool free_space)
 {
     struct kv_store *store = write->store;
     for (uint32_t i = write->count; i-- > 0;) {
         const struct kv_write_item *item = &write->items[i];
         struct kv_page *object = kv_index_page(store->index, item->page);
-        if (object->ssd_page != item->old_ssd) kv_ssd_free(store->ssd, object->ssd_page);
+        if (object->ssd_page != item->old_ssd && free_space)
+            kv_ssd_free(store->ssd, object->ssd_page);
         object->ssd_page = item->old_ssd;
         object->generation = item->old_generation;
         object->count = item->old_count;

@@ -287,6 +287,16 @@ static void dirty_mark(struct kv_ssd *ssd, uint32_t page)
     ssd->dirty_count++;
 }
 
+/* A device that failed once is not asked to keep anything more; what it has is still read. */
+static void refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
+                          const struct kv_ring_op *op)
+{
+    if (ssd->read_only_reason[0] != '\0') return; /* The first cause is the one to tell. */
+    (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
+                   "%s of segment-%06u.kv failed with errno %d; restart to go on", what,
+                   (unsigned)number, op->sys_errno);
+}
+
 static void page_done(struct kv_ring_op *ring_op)
 {
     struct kv_ssd_op *op = KV_CONTAINER_OF(ring_op, struct kv_ssd_op, ring_op);
@@ -295,6 +305,7 @@ static void page_done(struct kv_ring_op *ring_op)
     ssd->ops_inflight--;
     if (ring_op->status != KV_OK) {
         ssd->io_errors++;
+        if (is_write) refuse_writes(ssd, "write", op->page / ssd->pages_per_segment, ring_op);
     } else if (is_write) {
         ssd->pages_written++;
     } else {
@@ -395,10 +406,7 @@ static void sync_done(struct kv_ring_op *ring_op)
     ssd->flushes++;
     if (ring_op->status != KV_OK) {
         ssd->io_errors++;
-        if (ssd->read_only_reason[0] == '\0')
-            (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
-                           "fdatasync of segment-%06u.kv failed with errno %d; restart to go on",
-                           (unsigned)(segment - ssd->segments), ring_op->sys_errno);
+        refuse_writes(ssd, "fdatasync", (uint32_t)(segment - ssd->segments), ring_op);
     }
     if (--ssd->syncs_inflight == 0) round_end(ssd);
 }
