@@ -58,8 +58,8 @@ kv_status kv_image_decode(const struct kv_layout *layout, const uint8_t *image,
                           struct kv_image_header *ret_header, struct kv_error *err) KV_MUST_CHECK;
 
 /* The position a window at state.tokens can serve for a history that shares `match` tokens with it
- * (ARCHITECTURE.md, "Rules of resume and of the tree", cut at t-k): state.tokens itself when match >=
- * it, else the largest allowed even position <= match within spare_tokens; 0 when none.  A result
- * below state.tokens never has a pending token nor tails. */
+ * ("cut at t-k" in ARCHITECTURE.md): state.tokens itself when match >= it, else the largest allowed
+ * even position <= match within spare_tokens; 0 when none.  A result below state.tokens never has a
+ * pending token nor tails. */
 uint32_t kv_image_cut(const struct kv_layout *layout, const struct kv_image_state *state,
                       uint32_t match);

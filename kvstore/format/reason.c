@@ -151,7 +151,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
         "Too much at once: requests in flight, live sessions of the engine, or memory for a call.",
         "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
-           "Let old sessions expire, or start a second daemon."),
+           "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),
 
     REASON(MESSAGE_MALFORMED, INVALID_ARGUMENT, "The message is not a valid protobuf of its type.",
            "Build the client from the .proto files of this version."),
