@@ -229,8 +229,9 @@ struct request {
     struct kv_user_id user;
     const char *user_name;
     uint64_t deadline_ns; /* kv_clock_stopwatch_ns() after which nobody waits. */
-    atomic_bool
-        cancelled; /* Client gone or deadline passed; set by rpc, polled by shard, worker. */
+    /* Client gone or deadline passed: set by rpc; or the session is being closed: set by the shard.
+     * Polled by shard and worker. */
+    atomic_bool cancelled;
     struct request_in in;
     struct request_out out;
     void *flow; /* Shard's own state of this request. */

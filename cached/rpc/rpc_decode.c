@@ -52,7 +52,7 @@ static bool split(struct decoder *d, struct rpc_pieces pieces, uint32_t field)
     uint64_t total = 0;
     for (uint32_t i = 0; i < pieces.count; i++)
         total += pieces.items[i].count;
-    const size_t room = (size_t)KV_MIN(total, RPC_REST_BYTES_MAX);
+    const size_t room = (size_t)KV_MIN(total, KV_REST_BYTES_MAX);
     uint8_t *rest = kv_arena_alloc(d->req->arena, room);
     if (rest == NULL) return malformed(d->req);
 
@@ -62,9 +62,9 @@ static bool split(struct decoder *d, struct rpc_pieces pieces, uint32_t field)
         return true;
     case KV_BUSY:
         request_fail(d->req, KV_REASON_MESSAGE_MALFORMED, "message",
-                     request_u64(d->req, RPC_REST_BYTES_MAX), request_u64(d->req, total),
+                     request_u64(d->req, KV_REST_BYTES_MAX), request_u64(d->req, total),
                      "The message has more than %u bytes besides its token list.",
-                     RPC_REST_BYTES_MAX);
+                     KV_REST_BYTES_MAX);
         return false;
     default:
         return malformed(d->req);

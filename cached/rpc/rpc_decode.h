@@ -8,8 +8,5 @@
 #include "cached/request.h"
 #include "cached/rpc/rpc_wire.h"
 
-/* All of a message but its token list. */
-#define RPC_REST_BYTES_MAX 65536u
-
 /* Fills req->in for req->method (user and arena are set).  false: req->out.failure says why. */
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, uint32_t vocab_tokens) KV_MUST_CHECK;

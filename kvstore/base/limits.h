@@ -26,6 +26,7 @@
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
+#define KV_REST_BYTES_MAX 65536u /* Of a message, besides its token list. */
 #define KV_METADATA_BYTES_MAX 8192u
 #define KV_DEADLINE_MAX_MS 600000u /* Also the deadline of a call that names none. */
 #define KV_REQUESTS_INFLIGHT_MAX 256u
@@ -33,6 +34,7 @@
 #define KV_LIST_PAGE_MAX 1000u
 #define KV_TTL_MS_MAX (30ull * 24 * 3600 * 1000)
 #define KV_CLOCK_STEP_MS_MAX (365ull * 24 * 3600 * 1000)
+#define KV_CLOCK_WALL_MS_MAX 4102444800000ull /* The year 2100: as far as virtual time goes. */
 
 /* Connections. */
 #define KV_STREAMS_MAX 100u               /* Calls at a time on one connection. */
@@ -58,7 +60,7 @@
 #define KV_IO_ALIGN 4096u
 
 _Static_assert(KV_PROMPT_TOKENS_MAX % KV_PAGE_TOKENS == 0, "a session is whole pages");
-_Static_assert(4ull * KV_PROMPT_TOKENS_MAX + 65536 <= KV_MESSAGE_BYTES_MAX,
+_Static_assert(4ull * KV_PROMPT_TOKENS_MAX + KV_REST_BYTES_MAX <= KV_MESSAGE_BYTES_MAX,
                "the longest prompt fits one message");
 _Static_assert(2ull * 4 * KV_PROMPT_TOKENS_MAX <= KV_REQUEST_BYTES_MAX,
                "the longest prompt fits one arena twice");
