@@ -39,6 +39,7 @@ static void poke_run(struct kv_msg *msg)
 {
     struct shard *shard = KV_CONTAINER_OF(msg, struct shard, poke);
     atomic_store(&shard->poked, false);
+    shard->look_now = true;
 }
 
 kv_status shard_create(const struct shard_options *options, struct shard **ret_shard,
@@ -234,6 +235,8 @@ void shard_run(void *context)
     while (!finished(shard)) {
         const uint32_t ran = kv_mailbox_run(shard->options.mailbox, MESSAGES_PER_TURN);
         const uint64_t now_ns = kv_clock_stopwatch_ns();
+        if (shard->look_now) tick_flows(shard);
+        shard->look_now = false;
         if (now_ns - ticked_ns > TICK_MS * 1000000ull) {
             ticked_ns = now_ns;
             tick_flows(shard);

@@ -290,7 +290,7 @@ struct shard {
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;
-    uint32_t inflight_seen;
+    bool look_now; /* Somebody left: look at cancelled flags in this turn. */
     atomic_uint inflight;
     atomic_bool stopping;
     atomic_bool poked;

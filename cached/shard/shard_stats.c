@@ -216,6 +216,10 @@ void flow_advance_clock(struct flow *flow)
     struct kv_clock *clock = flow->shard->options.clock;
     if (!kv_clock_is_virtual(clock)) {
         flow_fail(flow, KV_REASON_CLOCK_NOT_VIRTUAL, "clock.mode", "virtual", "real");
+    } else if (kv_clock_wall_ms(clock) + flow->req->in.u.advance.ms > KV_CLOCK_WALL_MS_MAX) {
+        flow_fail(flow, KV_REASON_CLOCK_STEP_INVALID, "ms",
+                  request_u64(flow->req, KV_CLOCK_WALL_MS_MAX - kv_clock_wall_ms(clock)),
+                  request_u64(flow->req, flow->req->in.u.advance.ms));
     } else {
         kv_clock_advance(clock, flow->req->in.u.advance.ms * 1000000u);
         flow->req->out.wall_ms = kv_clock_wall_ms(clock);

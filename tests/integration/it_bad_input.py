@@ -344,6 +344,16 @@ def head_empty(w):
           reason="HEAD_EMPTY")
 
 
+@case("HEAD_MOVED")
+def head_moved(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="moved"))
+    w.alice.Prefill(prefill(session_id="moved"))
+    w.alice.Prefill(prefill(session_id="moved", tokens=pack(range(3, 90)), no_checkpoint=True))
+    w.alice.CloseSession(pb.CloseSessionRequest(session_id="moved"))
+    fails(w.alice.Decode, decode(session_id="moved"), code="FAILED_PRECONDITION",
+          reason="HEAD_MOVED")
+
+
 # ---- transport and identity ----
 
 @case("MESSAGE_MALFORMED")

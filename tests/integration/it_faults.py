@@ -862,5 +862,97 @@ def at_once_as_if_alone():
         box.stop()
 
 
+@case
+def waiters_whose_time_is_up_end():
+    """A call that waits for another call's save ends at its deadline, and at a stop; nobody hangs."""
+    box = Box("synthetic", {"hbm.bytes": "64MiB", "ssd.bytes": "1GiB"}).start()
+    client, other = box.client(), box.client("bob")
+
+    def accepted(prompt):
+        """The waiter of the round before may still have to notice that it is over."""
+        for _ in range(100):
+            try:
+                return talk.prefill(prompt, level=pb.LEVEL_ACCEPTED)
+            except grpc.RpcError as error:
+                equal(error.code(), grpc.StatusCode.ABORTED, "busy")
+                time.sleep(0.05)
+        raise RuntimeError("the session stays busy")
+
+    talk = Talk(client, "s")
+    Talk(other, "o").prefill(tokens(50))
+    for _ in range(25):
+        prompt = tokens(60000)
+        accepted(prompt)
+        try:
+            client.session.Prefill(pb.PrefillRequest(session_id="s", tokens=pack(prompt + [3])),
+                                   timeout=0.004)
+        except grpc.RpcError as error:
+            check(error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, f"it ends as {error.code()}")
+        got = other.session.GetSession(pb.GetSessionRequest(session_id="o"), timeout=5)
+        equal(got.session.head_position, 50, "another user's call is answered")
+    accepted(tokens(60000))
+    began = time.time()
+    box.stop()
+    check(time.time() - began < 10, "and the daemon stops")
+
+
+@case
+def refused_save_keeps_the_mark():
+    """REPLAY while SSD is full: what follows says approximate, whether it was stored or not."""
+    box = Box("synthetic", {"ssd.bytes": "1MiB", "ssd.segment_bytes": "256KiB"}).start()
+    client = box.client()
+    talk = Talk(client, "s")
+    base = tokens(700)
+    equal(talk.prefill(base).save_reason, "", "stored")
+    for size in (1024, 100):
+        for i in range(200):
+            if Talk(client, f"fill{size}.{i}").prefill(tokens(size)).save_reason:
+                break
+    box.advance(POOL_TTL_MS + 1000)
+    prompt = base[:600] + tokens(40)
+    got = talk.prefill(prompt)
+    equal((got.outcome, got.save_reason), (REPLAY, "SSD_FULL"), "a replay that is not stored")
+    mark = got.approx_from
+    got = talk.prefill(prompt + tokens(10))
+    equal((got.outcome, got.approximate, got.approx_from), (EXACT, True, mark), "the next turn")
+    box.stop()
+
+
+@case
+def refused_prefill_costs_nothing():
+    """A prompt that never fits: the head, its parent id and other live sessions stay; no retry."""
+    box = Box("synthetic", {"hbm.bytes": "4MiB"}).start()
+    client = box.client()
+    other = Talk(client, "other")
+    other.prefill(tokens(90))
+    talk = Talk(client, "s")
+    made = talk.prefill(tokens(300)).checkpoints[-1]
+    talk.close()
+    expect(talk.prefill, tokens(400000), code="RESOURCE_EXHAUSTED", reason="HBM_FULL")
+    equal(talk.get().session.head_position, 300, "the head")
+    check(other.get().session.live, "another session keeps its memory")
+    got = client.session.Prefill(pb.PrefillRequest(
+        session_id="s", tokens=pack([5, 6, 7]), parent_checkpoint_id=made.id))
+    equal(got.hit_tokens, 300, "its checkpoint is a parent as before")
+    equal(len(talk.decode(3).tokens), 3, "and it decodes")
+    box.stop()
+
+
+@case
+def head_that_was_never_saved_refuses_decode():
+    """Gone from memory and not stored: Decode says so instead of answering from elsewhere."""
+    box = Box(flags={"engine.live_sessions": "1"}).start()
+    client = box.client()
+    talk = Talk(client, "s")
+    base = tokens(200)
+    talk.prefill(base)
+    talk.prefill(base + tokens(60), no_checkpoint=True)
+    Talk(client, "other").prefill(tokens(50))
+    expect(lambda: list(talk.stream(3)), code="FAILED_PRECONDITION", reason="HEAD_MOVED")
+    talk.prefill(base + tokens(60))
+    equal(len(talk.decode(3).tokens), 3, "after the prompt was sent again")
+    box.stop()
+
+
 if __name__ == "__main__":
     run_cases("Faults made on purpose, through the real daemon.")
