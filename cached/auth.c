@@ -8,9 +8,12 @@
 
 #include "cached/auth.h"
 
+#include "kvstore/base/bytes.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -39,15 +42,40 @@ const char *auth_role_name(enum auth_role role)
     return "stats";
 }
 
-static bool role_find(const char *text, enum auth_role *ret_role)
+static const enum auth_role all_roles[] = {AUTH_ROLE_HARNESS, AUTH_ROLE_OPS, AUTH_ROLE_STATS};
+
+void auth_roles_text(unsigned roles, char text[AUTH_ROLES_TEXT_MAX])
 {
-    const enum auth_role roles[] = {AUTH_ROLE_HARNESS, AUTH_ROLE_OPS, AUTH_ROLE_STATS};
-    for (unsigned i = 0; i < 3; i++) {
-        if (strcmp(text, auth_role_name(roles[i])) != 0) continue;
-        *ret_role = roles[i];
-        return true;
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < KV_ARRAY_COUNT(all_roles); i++) {
+        if ((roles & all_roles[i]) == 0) continue;
+        used += (size_t)snprintf(text + used, AUTH_ROLES_TEXT_MAX - used, "%s%s",
+                                 used == 0 ? "" : ",", auth_role_name(all_roles[i]));
     }
-    return false;
+}
+
+static unsigned role_find(const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < KV_ARRAY_COUNT(all_roles); i++) {
+        const char *name = auth_role_name(all_roles[i]);
+        if (strlen(name) == bytes && memcmp(text, name, bytes) == 0) return all_roles[i];
+    }
+    return 0;
+}
+
+/* One role or several, "harness,stats"; 0: one of them is none. */
+static unsigned roles_parse(const char *text)
+{
+    unsigned roles = 0;
+    for (;;) {
+        const size_t bytes = strcspn(text, ",");
+        const unsigned role = role_find(text, bytes);
+        if (role == 0) return 0;
+        roles |= role;
+        if (text[bytes] == '\0') return roles;
+        text += bytes + 1;
+    }
 }
 
 static bool name_valid(const char *name)
@@ -112,12 +140,14 @@ static kv_status parse_line(struct auth *auth, const char *name, unsigned line, 
 
     if (user == NULL) return KV_OK;
     if (digest == NULL || strtok_r(NULL, " \t\r", &rest) != NULL)
-        return KV_FAIL(err, KV_INVALID, "%s:%u: a line is `user role sha256`", name, line);
+        return KV_FAIL(err, KV_INVALID, "%s:%u: a line is `user roles sha256`", name, line);
     if (!name_valid(user))
         return KV_FAIL(err, KV_INVALID, "%s:%u: a user is 1 to %u of letters, digits and . _ -",
                        name, line, KV_USER_NAME_MAX);
-    if (!role_find(role, &identity.role))
-        return KV_FAIL(err, KV_INVALID, "%s:%u: a role is harness, ops or stats, not \"%.32s\"",
+    identity.roles = roles_parse(role);
+    if (identity.roles == 0)
+        return KV_FAIL(err, KV_INVALID,
+                       "%s:%u: roles are harness, ops and stats, joined by commas, not \"%.32s\"",
                        name, line, role);
     if (!digest_parse(digest, &identity.token_digest))
         return KV_FAIL(err, KV_INVALID, "%s:%u: a SHA-256 is %u hex digits", name, line,

@@ -24,7 +24,7 @@ enum auth_role {
 struct auth_identity {
     char user_name[KV_USER_NAME_MAX + 1];
     struct kv_user_id user;
-    enum auth_role role;
+    unsigned roles; /* Bits of enum auth_role. */
     struct kv_digest token_digest;
 };
 
@@ -46,3 +46,7 @@ kv_status auth_check(const struct auth *auth, const void *header, size_t bytes,
                      const struct auth_identity **ret_identity) KV_MUST_CHECK;
 
 const char *auth_role_name(enum auth_role role);
+
+/* "harness,stats" */
+#define AUTH_ROLES_TEXT_MAX 32u
+void auth_roles_text(unsigned roles, char text[AUTH_ROLES_TEXT_MAX]);

@@ -353,10 +353,14 @@ static bool identify(struct rpc_call *call)
                      "authorization", "Bearer TOKEN", NULL, NULL);
         return false;
     }
-    if ((call->method->roles & identity->role) == 0) {
-        request_fail(req, KV_REASON_ROLE_DENIED, "role", NULL, auth_role_name(identity->role),
-                     "A token of role %s may not call %s.", auth_role_name(identity->role),
-                     call->method->name);
+    if ((call->method->roles & identity->roles) == 0) {
+        char has[AUTH_ROLES_TEXT_MAX], needs[AUTH_ROLES_TEXT_MAX];
+        auth_roles_text(identity->roles, has);
+        auth_roles_text(call->method->roles, needs);
+        request_fail(
+            req, KV_REASON_ROLE_DENIED, "role", kv_arena_strdup(req->arena, needs, strlen(needs)),
+            kv_arena_strdup(req->arena, has, strlen(has)),
+            "A token of role %s may not call %s; it needs %s.", has, call->method->name, needs);
         return false;
     }
     req->user = identity->user;

@@ -473,6 +473,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
         goto forget;
     }
     remember_head(session, live->node, kv_store_now_ms(store));
+    session->claimed_tokens = live->state.tokens;
     commit->next = shard->commits;
     shard->commits = commit;
     session->commits++;

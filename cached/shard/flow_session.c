@@ -180,7 +180,7 @@ static void rollback_begun(struct flow *flow)
     session->head = node;
     session->has_head = true;
     session->head_id = node->id;
-    session->head_tokens = node->tokens;
+    session->head_tokens = session->claimed_tokens = node->tokens;
     session->epoch++;
     flow->req->out.epoch = session->epoch;
     kv_index_renew(node, kv_store_now_ms(flow->shard->store));

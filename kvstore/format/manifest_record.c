@@ -6,8 +6,8 @@
  *   user     0 version, 1 salt 32 B, 33 u8 name length, 34 name, crc
  *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms,
  *            34 u64 ttl_ms, 42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length,
- *            68 u8 parent name length, 69 u32 head_tokens, 73 u32 checkpoints, 77 name,
- *            parent name, crc
+ *            68 u8 parent name length, 69 u32 head_tokens, 73 u32 checkpoints,
+ *            77 u32 claimed_tokens, 81 name, parent name, crc
  *   node     0 version, 1 id 16 B, 17 u8 has_parent, 18 parent 16 B, 34 u64 model_tag,
  *            42 u32 tokens, 46 digest 32 B, 78 u8 kind, 79 u64 created_ms, 87 u64 used_ms,
  *            95 u8 replay count, 96 u32 page count, 100 u32 each replay, u64 each page uid, crc
@@ -28,7 +28,7 @@
 
 enum { RECORD_VERSION = 1, CRC_BYTES = 4 };
 
-enum { STORE_BYTES = 49, USER_FIXED = 34, SESSION_FIXED = 77, NODE_FIXED = 100, PAGE_BYTES = 37 };
+enum { STORE_BYTES = 49, USER_FIXED = 34, SESSION_FIXED = 81, NODE_FIXED = 100, PAGE_BYTES = 37 };
 
 _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
 _Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
@@ -157,6 +157,7 @@ uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_
     buf[68] = (uint8_t)parent_length;
     kv_store32(buf + 69, record->head_tokens);
     kv_store32(buf + 73, record->checkpoints);
+    kv_store32(buf + 77, record->claimed_tokens);
     memcpy(buf + SESSION_FIXED, record->name, length);
     memcpy(buf + SESSION_FIXED + length, record->parent_name, parent_length);
     return seal(buf, SESSION_FIXED + length + parent_length);
@@ -180,8 +181,10 @@ kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
         .epoch = kv_load64(value + 42),
         .head_tokens = kv_load32(value + 69),
         .checkpoints = kv_load32(value + 73),
+        .claimed_tokens = kv_load32(value + 77),
     };
     if (record.head_tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
+    if (record.claimed_tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
     const uint8_t *name = value + SESSION_FIXED;
     memcpy(record.user.bytes, value + 1, sizeof(record.user.bytes));
     if (!read_optional_id(value[50], value + 51, &record.has_head, record.head.bytes))

@@ -41,6 +41,8 @@ struct kv_record_session {
     bool has_head;
     struct kv_checkpoint_id head;
     uint32_t head_tokens; /* Position of that checkpoint, for lists. */
+    uint32_t claimed_tokens; /* Where its caller was told the head is; above head_tokens when the
+                                rest was not to be stored (stable_tokens). */
     uint32_t checkpoints; /* Of its tree when it was written, for lists. */
     char name[KV_SESSION_NAME_MAX + 1];
     char parent_name[KV_SESSION_NAME_MAX + 1];

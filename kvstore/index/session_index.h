@@ -83,6 +83,7 @@ struct kv_session {
     bool has_head;
     uint32_t head_tokens; /* As recorded, like the next: for lists while not loaded. */
     uint32_t recorded_nodes;
+    uint32_t claimed_tokens; /* Where the caller of the last save was told the head is. */
     uint8_t kind;
     enum kv_load_state load;
     char *name, *parent_name; /* Heap. */

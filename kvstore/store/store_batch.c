@@ -86,6 +86,7 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
         .has_head = session->has_head,
         .head = session->head_id,
         .head_tokens = session->head_tokens,
+        .claimed_tokens = session->claimed_tokens,
         .checkpoints =
             session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes,
     };

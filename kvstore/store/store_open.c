@@ -137,6 +137,8 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     session->head_id = record.head;
     session->head_tokens = record.head_tokens;
     session->recorded_nodes = record.checkpoints;
+    session->claimed_tokens = record.claimed_tokens;
+    session->fell_back = record.claimed_tokens > record.head_tokens;
     visit->store->recovery.sessions++;
     return KV_OK;
 }

@@ -124,7 +124,7 @@ def files():
     for mode, text, words in (
             (0o644, f"a harness {digest}\n", "chmod 600"),
             (0o604, f"a harness {digest}\n", "chmod 600"),
-            (0o600, f"a root {digest}\n", ":1: a role is harness, ops or stats"),
+            (0o600, f"a root {digest}\n", ":1: roles are harness, ops and stats"),
             (0o600, f"# c\na harness {digest}1\n", ":2: a SHA-256 is 64 hex digits"),
             (0o600, f"a harness {digest}\nb ops {digest}\n", ":2: the token is in the file"),
             (0o600, "a harness\n", ":1: a line is"),

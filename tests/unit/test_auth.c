@@ -40,14 +40,14 @@ static void test_identity(void)
                              "\tc-d_e.F9   stats\t" C "\r\n");
     EXPECT_EQ_U64(check(auth, "Bearer abc", &who), KV_OK);
     EXPECT_EQ_STR(who->user_name, "ann");
-    EXPECT(who->role == AUTH_ROLE_HARNESS);
+    EXPECT(who->roles == AUTH_ROLE_HARNESS);
     const struct kv_user_id id = kv_user_id_of("ann");
     EXPECT_EQ_MEM(who->user.bytes, id.bytes, sizeof(id.bytes));
     EXPECT_EQ_U64(check(auth, "bearer b", &who), KV_OK);
-    EXPECT(who->role == AUTH_ROLE_OPS);
+    EXPECT(who->roles == (AUTH_ROLE_OPS | AUTH_ROLE_STATS));
     EXPECT_EQ_U64(check(auth, "Bearer   c", &who), KV_OK);
     EXPECT_EQ_STR(who->user_name, "c-d_e.F9");
-    EXPECT(who->role == AUTH_ROLE_STATS);
+    EXPECT(who->roles == AUTH_ROLE_STATS);
 
     EXPECT_EQ_U64(check(auth, "Bearer abcd", &who), KV_INVALID);
     EXPECT_EQ_U64(check(auth, "Bearer ab", &who), KV_INVALID);
@@ -75,10 +75,12 @@ static void test_bad_lines(void)
     } cases[] = {
         {"", "t: there is no token in it"},
         {"# only a comment\n", "t: there is no token in it"},
-        {"ann harness\n", "t:1: a line is `user role sha256`"},
-        {"ann harness " ABC " more\n", "t:1: a line is `user role sha256`"},
-        {"\nann admin " ABC "\n", "t:2: a role is harness, ops or stats, not \"admin\""},
-        {"ann Harness " ABC "\n", "t:1: a role is harness, ops or stats, not \"Harness\""},
+        {"ann harness\n", "t:1: a line is `user roles sha256`"},
+        {"ann harness " ABC " more\n", "t:1: a line is `user roles sha256`"},
+        {"\nann admin " ABC "\n", "t:2: roles are harness, ops and stats, joined by commas, not \"admin\""},
+        {"ann harness, " ABC "\n", "t:1: roles are harness, ops and stats, joined by commas"},
+        {"ann ops,,stats " ABC "\n", "t:1: roles are harness, ops and stats, joined by commas"},
+        {"ann Harness " ABC "\n", "t:1: roles are harness, ops and stats, joined by commas, not \"Harness\""},
         {"a/b harness " ABC "\n", "t:1: a user is 1 to 64 of letters, digits and . _ -"},
         {"ann harness ba78\n", "t:1: a SHA-256 is 64 hex digits"},
         {"ann harness g" ABC "\n", "t:1: a SHA-256 is 64 hex digits"},

@@ -144,6 +144,7 @@ static struct kv_record_session full_session(void)
         .ttl_ms = 259200000,
         .epoch = 5,
         .head_tokens = 77,
+        .claimed_tokens = 99,
         .checkpoints = 3,
         .has_head = true,
         .name = "run:1.main",
@@ -169,6 +170,7 @@ static void test_session(void)
     EXPECT_EQ_U64(got.ttl_ms, record.ttl_ms);
     EXPECT_EQ_U64(got.epoch, 5);
     EXPECT_EQ_U32(got.head_tokens, 77);
+    EXPECT_EQ_U32(got.claimed_tokens, 99);
     EXPECT_EQ_U32(got.checkpoints, 3);
     EXPECT(got.has_head);
     EXPECT_EQ_MEM(got.head.bytes, record.head.bytes, 16);
@@ -181,8 +183,9 @@ static void test_session(void)
     check_refused(decode_session, buf, bytes, 67, 11, 1);
     check_refused(decode_session, buf, bytes, 68, 129, 1);
     check_refused(decode_session, buf, bytes, 69, 0xffffffff, 4); /* Beyond any position. */
-    check_refused(decode_session, buf, bytes, 78, 0, 1); /* NUL inside the names. */
-    check_refused(decode_session, buf, bytes, 88, 0, 1);
+    check_refused(decode_session, buf, bytes, 77, 0xffffffff, 4);
+    check_refused(decode_session, buf, bytes, 82, 0, 1); /* NUL inside the names. */
+    check_refused(decode_session, buf, bytes, 92, 0, 1);
 }
 
 static void test_session_smallest_and_largest(void)
