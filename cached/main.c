@@ -33,7 +33,7 @@ static const char usage[] =
     "\n"
     "  --config FILE         read settings from FILE, then from FILE.d/NAME.conf by name\n"
     "  --SECTION.KEY=VALUE   set one value; stronger than any file\n"
-    "  --check-config FILE   say whether FILE is right and a daemon could start with it\n"
+    "  --check-config FILE   say whether every key and value in FILE is right\n"
     "  --print-config        print every setting with its meaning, range and value\n"
     "  --version             print version, commit and compiler\n"
     "\n"

@@ -33,10 +33,12 @@ static kv_status check(const struct auth *auth, const char *header,
     return auth_check(auth, header, strlen(header), ret);
 }
 
+#define NO_ROLES "roles are harness, ops and stats, joined by commas, not "
+
 static void test_identity(void)
 {
     const struct auth_identity *who;
-    struct auth *auth = load("# who\n\nann harness " ABC "\nann ops " B " # two roles\n"
+    struct auth *auth = load("# who\n\nann harness " ABC "\nann ops,stats " B " # two roles\n"
                              "\tc-d_e.F9   stats\t" C "\r\n");
     EXPECT_EQ_U64(check(auth, "Bearer abc", &who), KV_OK);
     EXPECT_EQ_STR(who->user_name, "ann");
@@ -77,10 +79,10 @@ static void test_bad_lines(void)
         {"# only a comment\n", "t: there is no token in it"},
         {"ann harness\n", "t:1: a line is `user roles sha256`"},
         {"ann harness " ABC " more\n", "t:1: a line is `user roles sha256`"},
-        {"\nann admin " ABC "\n", "t:2: roles are harness, ops and stats, joined by commas, not \"admin\""},
-        {"ann harness, " ABC "\n", "t:1: roles are harness, ops and stats, joined by commas"},
-        {"ann ops,,stats " ABC "\n", "t:1: roles are harness, ops and stats, joined by commas"},
-        {"ann Harness " ABC "\n", "t:1: roles are harness, ops and stats, joined by commas, not \"Harness\""},
+        {"\nann admin " ABC "\n", "t:2: " NO_ROLES "\"admin\""},
+        {"ann harness, " ABC "\n", "t:1: " NO_ROLES "\"harness,\""},
+        {"ann ops,,stats " ABC "\n", "t:1: " NO_ROLES "\"ops,,stats\""},
+        {"ann Harness " ABC "\n", "t:1: " NO_ROLES "\"Harness\""},
         {"a/b harness " ABC "\n", "t:1: a user is 1 to 64 of letters, digits and . _ -"},
         {"ann harness ba78\n", "t:1: a SHA-256 is 64 hex digits"},
         {"ann harness g" ABC "\n", "t:1: a SHA-256 is 64 hex digits"},
