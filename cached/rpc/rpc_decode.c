@@ -71,8 +71,47 @@ static bool split(struct decoder *d, struct rpc_pieces pieces, uint32_t field)
     }
 }
 
+/* The next varint of a message that rpc_wire_split() has found sound. */
+static uint64_t next_varint(const uint8_t **at)
+{
+    uint64_t value = 0;
+    unsigned shift = 0;
+    do
+        value |= (uint64_t)(**at & 0x7f) << shift, shift += 7;
+    while ((*(*at)++ & 0x80) != 0);
+    return value;
+}
+
+/* protobuf-c hands strings out as C strings: one with a NUL inside would silently be another. */
+static const char *string_with_nul(const struct decoder *d, const ProtobufCMessageDescriptor *type)
+{
+    const uint8_t *at = d->rest;
+    const uint8_t *end = at + d->split.rest_bytes;
+    while (at < end) {
+        const uint64_t key = next_varint(&at);
+        if ((key & 7) == 0) (void)next_varint(&at);
+        if ((key & 7) == 1) at += 8;
+        if ((key & 7) == 5) at += 4;
+        if ((key & 7) != 2) continue;
+        const uint64_t bytes = next_varint(&at);
+        const ProtobufCFieldDescriptor *field =
+            protobuf_c_message_descriptor_get_field(type, (unsigned)(key >> 3));
+        if (field != NULL && field->type == PROTOBUF_C_TYPE_STRING &&
+            memchr(at, 0, (size_t)bytes) != NULL)
+            return field->name;
+        at += bytes;
+    }
+    return NULL;
+}
+
 static void *unpack(struct decoder *d, const ProtobufCMessageDescriptor *type)
 {
+    const char *field = string_with_nul(d, type);
+    if (field != NULL) {
+        request_fail(d->req, KV_REASON_MESSAGE_MALFORMED, field, "no NUL", NULL,
+                     "The text field %s holds a NUL byte.", field);
+        return NULL;
+    }
     void *message = protobuf_c_message_unpack(type, &d->allocator, d->split.rest_bytes, d->rest);
     if (message == NULL) (void)malformed(d->req);
     return message;

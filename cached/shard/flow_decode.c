@@ -92,6 +92,11 @@ static void decode_done(struct flow *flow)
     if (live != NULL)
         memcpy(live->ids + flow->first_position, flow->job.out_tokens, sizeof(uint32_t) * made);
     flow->shard->counters.decoded_tokens += made;
+    if (flow->count > 0) { /* The head was not in memory: a resume like any other. */
+        flow->shard->counters.outcomes[req->out.outcome]++;
+        flow->shard->counters.outcome_reasons[req->out.reason]++;
+        flow->shard->counters.replayed_tokens += req->out.replayed_tokens;
+    }
     if (flow->job.status != KV_OK || live == NULL) {
         if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
         flow->saved = flow->drained = true;

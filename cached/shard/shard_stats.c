@@ -58,11 +58,13 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
 {
     const struct shard_counters *counters = &shard->counters;
     add(stats, "cached_resumes_total", "outcome=\"exact\"",
-        (double)counters->outcomes[OUTCOME_EXACT], "Prefills by outcome.");
+        (double)counters->outcomes[OUTCOME_EXACT],
+        "Resumes (Prefill, and Decode on a stored head) by outcome.");
     add(stats, "cached_resumes_total", "outcome=\"replay\"",
-        (double)counters->outcomes[OUTCOME_REPLAY], "Prefills by outcome.");
+        (double)counters->outcomes[OUTCOME_REPLAY],
+        "Resumes (Prefill, and Decode on a stored head) by outcome.");
     add(stats, "cached_resumes_total", "outcome=\"miss\"", (double)counters->outcomes[OUTCOME_MISS],
-        "Prefills by outcome.");
+        "Resumes (Prefill, and Decode on a stored head) by outcome.");
     add(stats, "cached_lookups_total", NULL, (double)counters->lookups, "Lookup calls answered.");
     add(stats, "cached_requested_tokens_total", NULL, (double)counters->prompt_tokens,
         "Prompt tokens of all prefills.");

@@ -1,7 +1,7 @@
 #pragma once
 
 /*
- * Matching a prompt against a session's tree by digests (design section 6).
+ * Matching a prompt against a session's tree by digests.
  *
  * kv_match_run() walks the tree: nodes whose digest equals the prompt's are matched whole; where a
  * branch leaves the prompt inside an edge the page of the divergence is found from the chain tags,

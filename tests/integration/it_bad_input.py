@@ -390,6 +390,12 @@ def message_malformed(w):
     for path in ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
         fails(client.raw, path, b"\x0a\x7f", stream=path.endswith("Watch"), code=INVALID,
               reason="MESSAGE_MALFORMED")
+    # A text with a NUL inside would silently be another.
+    for message in (pb.OpenSessionRequest(session_id="nul\0x"),
+                    pb.OpenSessionRequest(session_id="n", parent_session_id="\0abc"),
+                    pb.OpenSessionRequest(session_id="n", request_id="\0abc")):
+        fails(w.alice.OpenSession, message, code=INVALID, reason="MESSAGE_MALFORMED",
+              limit="no NUL")
     # Fields of a later version are none of our business.
     later = prefill().SerializeToString() + b"\xa2\x06\x03abc\xa8\x06\x05"
     client.raw("/cached.session.v1.SessionService/Prefill", later)
