@@ -951,6 +951,15 @@ def head_that_was_never_saved_refuses_decode():
     expect(lambda: list(talk.stream(3)), code="FAILED_PRECONDITION", reason="HEAD_MOVED")
     talk.prefill(base + tokens(60))
     equal(len(talk.decode(3).tokens), 3, "after the prompt was sent again")
+    # The window stands at stable_tokens, the head beyond it: known over a restart, too.
+    stable = Talk(client, "stable")
+    stable.prefill(base, stable_tokens=150)
+    box.crash()
+    stable = Talk(box.client(), "stable")
+    expect(lambda: list(stable.stream(3)), code="FAILED_PRECONDITION", reason="HEAD_MOVED")
+    got = stable.prefill(base)
+    equal(got.hit_tokens, 150, "what was stored is used")
+    equal(len(stable.decode(3).tokens), 3, "and it goes on")
     box.stop()
 
 

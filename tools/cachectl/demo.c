@@ -202,8 +202,8 @@ const struct command command_demo = {
     .details =
         "FILE is a trace, such as the excerpt in tests/data.  Kills the daemon named by the\n"
         "pid file and starts it again, so use it on a daemon made for it, as\n"
-        "deploy/quickstart does; its clock must be virtual.  Exits 0 only if every line is\n"
-        "what it says.",
+        "deploy/quickstart does: its clock must be virtual, and nothing may be stored in it\n"
+        "yet.  Exits 0 only if every line is what it says.",
     .example = "cachectl demo tests/data/agentic_excerpt.jsonl --other-token-file other.token "
                "--ops-token-file ops.token --pid-file cached.pid --restart './start-cached'",
     .arguments_min = 1,

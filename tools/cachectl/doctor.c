@@ -16,8 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define STATE_DIR_DEFAULT "/var/lib/cached"
-
 struct facts {
     Cached__Admin__V1__GetStatsResponse *stats;   /* NULL: not known. */
     Cached__Admin__V1__GetConfigResponse *config; /* NULL: not known. */
@@ -142,6 +140,18 @@ static int print(const struct ctl *ctl, const struct doctor *doctor)
     return failed ? CLIENT_EXIT_FAILED : CLIENT_EXIT_OK;
 }
 
+static void check_state_dir(struct doctor *doctor, const char *state_dir, uint64_t growth_bytes)
+{
+    static const char fix[] = "give --state-dir DIR, or a token of role ops or stats";
+    if (state_dir == NULL) {
+        doctor_add(doctor, "O_DIRECT", DOCTOR_WARN, fix, "state directory not known");
+        doctor_add(doctor, "space", DOCTOR_WARN, fix, "state directory not known");
+        return;
+    }
+    doctor_check_direct(doctor, state_dir);
+    doctor_check_space(doctor, state_dir, growth_bytes);
+}
+
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
     const char *state_dir = NULL;
@@ -167,9 +177,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     }
     doctor_check_token(&doctor, ctl->token_file);
     doctor_check_io_uring(&doctor);
-    doctor_check_direct(&doctor, state_dir ? state_dir : STATE_DIR_DEFAULT);
+    check_state_dir(&doctor, state_dir, growth_bytes);
     doctor_check_memlock(&doctor, facts.stats ? facts.stats->pid : 0);
-    doctor_check_space(&doctor, state_dir ? state_dir : STATE_DIR_DEFAULT, growth_bytes);
     /* The synthetic backend needs no model. */
     if (model_dir || !facts.stats || strcmp(facts.stats->engine_backend, "SYNTHETIC") != 0) {
         doctor_check_model(&doctor, model_dir);
