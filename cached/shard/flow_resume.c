@@ -87,7 +87,10 @@ void resume_match(struct flow *flow)
         resume_expire_live(flow);
         drop_expired(flow);
     }
-    flow->match = (struct kv_match){.ids = flow->ids, .count = flow->count, .chain = flow->chain};
+    flow->match = (struct kv_match){.ids = flow->ids,
+                                    .count = flow->count,
+                                    .chain = flow->chain,
+                                    .reach = shard->layout->window_tokens};
     kv_match_run(&flow->match, store->index, flow->session, kv_store_now_ms(store));
 
     const struct live *live = flow->session->live;
@@ -176,8 +179,9 @@ static uint32_t probes_in_memory(struct flow *flow)
     for (uint32_t i = 0; i < flow->match.probe_count; i++) {
         struct kv_match_probe *probe = &flow->match.probes[i];
         if (probe->resolved) continue;
-        if (probe->upper <= best) {
-            /* It cannot hold more than what is known already. */
+        if (probe->upper <= best &&
+            !kv_match_window_near(probe, &store->layout, store->pool, kv_store_now_ns(store))) {
+            /* Neither more rows than what is known already, nor a window. */
             kv_match_resolve(&flow->match, probe, kv_index_page(store->index, probe->page), NULL);
             continue;
         }

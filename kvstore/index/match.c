@@ -45,7 +45,8 @@ static void probes_prune(struct kv_match *match)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < match->probe_count; i++) {
-        if (match->probes[i].upper >= match->sure) match->probes[kept++] = match->probes[i];
+        if ((uint64_t)match->probes[i].upper + match->reach >= match->sure)
+            match->probes[kept++] = match->probes[i];
     }
     match->probe_count = kept;
 }
@@ -60,7 +61,7 @@ static bool probe_worse(const struct kv_match_probe *a, const struct kv_match_pr
 static void probe_add(struct kv_match *match, const struct kv_match_probe *probe)
 {
     match->sure = KV_MAX(match->sure, probe->lower);
-    if (probe->upper < match->sure) return;
+    if ((uint64_t)probe->upper + match->reach < match->sure) return;
     if (match->probe_count == KV_MATCH_PROBES_MAX) probes_prune(match);
     if (match->probe_count < KV_MATCH_PROBES_MAX) {
         match->probes[match->probe_count++] = *probe;
@@ -256,6 +257,15 @@ uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *l
                      ret_node);
     }
     return best;
+}
+
+bool kv_match_window_near(const struct kv_match_probe *probe, const struct kv_layout *layout,
+                          struct kv_pool *pool, uint64_t now_ns)
+{
+    struct kv_node *node = NULL;
+    uint32_t best = 0;
+    window_below(layout, pool, now_ns, probe->node, probe->upper, &best, &node);
+    return best > 0;
 }
 
 enum kv_reason kv_match_window_reason(const struct kv_layout *layout, const struct kv_node *source,

@@ -38,7 +38,9 @@ struct kv_match {
      * whose windows are gone, or go on below a node that another one of equal tokens hides. */
     struct kv_node *windows[KV_MATCH_WINDOWS_MAX];
     uint32_t window_count;
-    uint32_t sure; /* Tokens known to be shared with something before any page is looked into. */
+    uint32_t reach; /* A branch that leaves at most this much earlier is looked into as well: a
+                       window there is worth as much as a replay.  The model's window. */
+    uint32_t sure;  /* Tokens known to be shared with something before any page is looked into. */
     uint32_t probe_count;
     struct kv_match_probe probes[KV_MATCH_PROBES_MAX];
     bool expired_seen; /* Something was passed over because its time is up. */
@@ -67,6 +69,10 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
  * pool clock.  Returns E (0: none); on a tie the node with fewer replays below E. */
 uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *layout,
                          struct kv_pool *pool, uint64_t now_ns, struct kv_node **ret_node);
+
+/* Whether a window stands where the probe could turn out to end: worth reading its page for. */
+bool kv_match_window_near(const struct kv_match_probe *probe, const struct kv_layout *layout,
+                          struct kv_pool *pool, uint64_t now_ns);
 
 /* Why no window serves position `tokens` of source's path: what became of the nearest one that
  * could (within the spare rows above, or one window below); else DIVERGED if the prompt left the
