@@ -15,15 +15,8 @@
 
 static void path_lost(struct flow *flow, uint32_t page)
 {
-    struct kv_session *session = flow->session;
-    struct kv_node *node = NULL;
     flow_unpin_read(flow);
-    while ((node = kv_index_node_next(session, node)) != NULL) {
-        for (uint32_t i = 0; i < node->page_count; i++) {
-            if (node->pages[i] == page) shard_before_drop(session, node);
-        }
-    }
-    kv_store_drop_page(flow->shard->store, session, page, KV_REASON_CORRUPT);
+    shard_drop_page(flow->shard, flow->session, page);
     flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint", NULL, "CORRUPT");
     flow_finish(flow);
 }

@@ -105,15 +105,8 @@ void resume_match(struct flow *flow)
 void resume_weaken(struct flow *flow, uint32_t page)
 {
     struct request *req = flow->req;
-    struct kv_session *session = flow->session;
-    struct kv_node *node = NULL;
     assert(!flow->plan_only);
-    while ((node = kv_index_node_next(session, node)) != NULL) {
-        for (uint32_t i = 0; i < node->page_count; i++) {
-            if (node->pages[i] == page) shard_before_drop(session, node);
-        }
-    }
-    kv_store_drop_page(flow->shard->store, session, page, KV_REASON_CORRUPT);
+    shard_drop_page(flow->shard, flow->session, page);
     req->out.weakened++;
     flow->shard->counters.weakened++;
     req->out.reason = KV_REASON_CORRUPT;

@@ -172,7 +172,7 @@ static void rollback_begun(struct flow *flow)
     }
     if (there) {
         session->fell_back = false; /* Its caller named the place it goes on from. */
-        flow_finish(flow); /* The same target again: nothing to do, the epoch stays. */
+        flow_finish(flow);          /* The same target again: nothing to do, the epoch stays. */
         return;
     }
     live_release(flow->shard, live);

@@ -136,6 +136,17 @@ const char *shard_health(struct shard *shard)
     return atomic_load(&shard->health);
 }
 
+void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
+{
+    struct kv_node *node = NULL;
+    while ((node = kv_index_node_next(session, node)) != NULL) {
+        for (uint32_t i = 0; i < node->page_count; i++) {
+            if (node->pages[i] == page) shard_before_drop(session, node);
+        }
+    }
+    kv_store_drop_page(shard->store, session, page, KV_REASON_CORRUPT);
+}
+
 /* A list first: what is woken may finish, or start something and wait again. */
 static void wake_list(struct flow *woken)
 {

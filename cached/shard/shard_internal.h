@@ -253,6 +253,8 @@ void turn_save(struct flow *flow, void (*after)(struct flow *flow));
 void shard_commit_ended(struct shard *shard, struct kv_session *session);
 /* Wakes flows that wait for the session to be unclaimed. */
 void shard_session_freed(struct shard *shard, struct kv_session *session);
+/* Drops every checkpoint that lists a damaged page. */
+void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page);
 /* The store drops `node` next: nobody may keep a pointer to it. */
 void shard_before_drop(struct kv_session *session, const struct kv_node *node);
 
