@@ -129,11 +129,11 @@ static void probes_read(struct kv_read *read)
             kv_store_page_check(store, page, flow->read_slots[i], flow->read_fresh[i],
                                 &flow->chain[object->position / KV_PAGE_TOKENS], NULL, 0) == KV_OK)
             bytes = kv_hbm_bytes(store->hbm, flow->read_slots[i]);
-        if (bytes == NULL) bad = page;
         for (uint32_t j = 0; j < flow->match.probe_count; j++) {
             struct kv_match_probe *probe = &flow->match.probes[j];
-            if (!probe->resolved && probe->page == page)
-                kv_match_resolve(&flow->match, probe, object, bytes);
+            if (probe->resolved || probe->page != page) continue;
+            if (bytes == NULL && !probe->optional) bad = page;
+            kv_match_resolve(&flow->match, probe, object, bytes);
         }
     }
     flow->req->out.times.read_ns += resume_lap(flow);
@@ -182,6 +182,7 @@ static uint32_t probes_in_memory(struct flow *flow)
             kv_match_resolve(&flow->match, probe, kv_index_page(store->index, probe->page), NULL);
             continue;
         }
+        probe->optional = probe->upper <= best;
         bool listed = false;
         for (uint32_t j = 0; j < missing; j++)
             listed |= flow->read_pages[j] == probe->page;

@@ -299,8 +299,9 @@ static void stored_decode(struct ex_run *run, struct ex_session *session,
     if (!ex_call_decode(client, call, &answer, why)) {
         /* Refused when the client knows of tokens that were never saved and are gone: an answer
          * from the stored head would belong to another prompt. */
-        if (strstr(why, "HEAD_MOVED") == NULL || session->talk_count <= count)
-            ex_wrong(run, "%s", why);
+        const bool there =
+            session->talk_count == count && memcmp(session->talk, ids, sizeof(*ids) * count) == 0;
+        if (strstr(why, "HEAD_MOVED") == NULL || there) ex_wrong(run, "%s", why);
         ex_log(run, "%s: decode refused, the head fell back to %u", session->name, count);
         one_turn(run, session);
         return;

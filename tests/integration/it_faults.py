@@ -84,10 +84,12 @@ def pages_on_disk(box):
 
 
 def owners(prompts, position, ids):
-    """Sessions that may use this page: their prompt goes on like its ids, or ends inside it."""
+    """Sessions that may look into this page: one of their histories begins it (another may leave it
+    further on, which is only known after looking)."""
+    first = ids[:4]
     return {name for name, prompt in prompts.items()
             if len(prompt) > position
-            and prompt[position:position + len(ids)] == ids[:len(prompt) - position]}
+            and prompt[position:position + len(first)] == first[:len(prompt) - position]}
 
 
 def come_back(box, prompts, hurt, what):
