@@ -233,12 +233,25 @@ void check_plan(struct ex_run *run, struct ex_session *session, const struct ex_
 
 /* ---- sources ---- */
 
+/* Of two that serve as much the unmarked one is taken: the window named, not the live head. */
+static bool unmarked_instead(struct ex_run *run, const struct ex_session *session,
+                             const struct ex_point *point, const uint32_t *ids, uint32_t count,
+                             const struct ex_said *said)
+{
+    const uint32_t *unused;
+    if (point == NULL || point->image == NULL) return false;
+    if (serves(run, point->image, ids, count - 1) != said->hit_tokens) return false;
+    return ref_replays(session->live, said->hit_tokens, &unused) > 0 &&
+           ref_replays(point->image, said->hit_tokens, &unused) == 0;
+}
+
 static struct ref_state *exact_source(struct ex_run *run, struct ex_session *session,
                                       const struct ex_view *view, const uint32_t *ids,
                                       uint32_t count, const struct ex_said *said)
 {
     struct ref_state *from = NULL;
-    if (view->live) {
+    struct ex_point *point = said->has_resumed ? check_point_find(session, &said->resumed) : NULL;
+    if (view->live && !unmarked_instead(run, session, point, ids, count, said)) {
         /* The live head is taken where nothing serves more: on a tie it is at hand. */
         const uint32_t tokens = serves(run, session->live, ids, count - 1);
         if (tokens > said->hit_tokens)
@@ -248,8 +261,6 @@ static struct ref_state *exact_source(struct ex_run *run, struct ex_session *ses
     if (from != NULL) {
         run->counts.from_live++;
     } else {
-        struct ex_point *point =
-            said->has_resumed ? check_point_find(session, &said->resumed) : NULL;
         if (point == NULL || point->image == NULL)
             ex_wrong(run, "EXACT at %u from a checkpoint without a window", said->hit_tokens);
         const uint32_t tokens = serves(run, point->image, ids, count - 1);
