@@ -110,6 +110,14 @@ static kv_status make_base(struct daemon *daemon, struct kv_error *err)
     return KV_OK;
 }
 
+/* Test builds: room for four sessions, so that a test can fill it. */
+#define PLANT_SESSIONS "sessions"
+
+static bool is_plant(const struct daemon *daemon, const char *name)
+{
+    return daemon->plant != NULL && strcmp(daemon->plant, name) == 0;
+}
+
 static kv_status make_store(struct daemon *daemon, struct kv_error *err)
 {
     const struct cached_config *config = daemon->config;
@@ -142,6 +150,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .index_bytes = config->index_ram_bytes,
         .pool_ttl_ms = config->pool_ttl_ms,
         .rows_ttl_ms = config->ssd_ttl_ms,
+        .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
     };
     return kv_store_open(&store, &daemon->store, err);
 }
@@ -154,7 +163,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .slots = (uint32_t)config->engine_live_sessions,
         .chunk_tokens = (uint32_t)config->engine_chunk_tokens,
         .log = daemon->log,
-        .plant = daemon->plant,
+        .plant = is_plant(daemon, PLANT_SESSIONS) ? NULL : daemon->plant,
     };
     const kv_status status = worker_create(&worker, &daemon->worker, err);
     if (status != KV_OK) return status;

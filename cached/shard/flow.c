@@ -57,6 +57,14 @@ void flow_fail_status(struct flow *flow, kv_status status)
     }
 }
 
+void flow_fail_job(struct flow *flow)
+{
+    if (flow->job.status == KV_CORRUPT)
+        flow_fail(flow, KV_REASON_INTERNAL, "engine", NULL, "a verified window was refused");
+    else if (!flow_cancelled(flow))
+        flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+}
+
 bool flow_find_session(struct flow *flow)
 {
     struct request *req = flow->req;

@@ -98,7 +98,7 @@ static void decode_done(struct flow *flow)
         flow->shard->counters.replayed_tokens += req->out.replayed_tokens;
     }
     if (flow->job.status != KV_OK || live == NULL) {
-        if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+        flow_fail_job(flow);
         flow->saved = flow->drained = true;
         flow->streamed = made; /* Nobody reads any more. */
         flow->resend_from = flow->resend_to;

@@ -96,7 +96,7 @@ static void prefill_done(struct flow *flow)
         if (flow->live != NULL) flow->live->busy = false;
         live_release(shard, flow->live);
         flow->live = NULL;
-        if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+        flow_fail_job(flow);
         flow_finish(flow);
         return;
     }
@@ -237,7 +237,7 @@ static void checkpoint_reply(struct flow *flow)
 static void checkpoint_exported(struct flow *flow)
 {
     if (flow->job.status != KV_OK) {
-        if (!flow_cancelled(flow)) flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+        flow_fail_job(flow);
         flow_finish(flow);
         return;
     }

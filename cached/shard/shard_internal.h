@@ -193,6 +193,8 @@ void flow_fail(struct flow *flow, enum kv_reason reason, const char *field, cons
                const char *value);
 /* True (and failed) when nobody waits any more. */
 bool flow_cancelled(struct flow *flow);
+/* Why the job did not end well: nobody waits any more, or a bug. */
+void flow_fail_job(struct flow *flow);
 /* Result of a kv_status that has no better reason. */
 void flow_fail_status(struct flow *flow, kv_status status);
 void flow_unpin_read(struct flow *flow);

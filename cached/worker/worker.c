@@ -26,7 +26,7 @@ enum { NICE_VALUE = 5 };
 
 enum phase { PHASE_WAITING, PHASE_PREFILL, PHASE_DECODE };
 
-enum plant { PLANT_NONE, PLANT_WINDOW, PLANT_TAIL };
+enum plant { PLANT_NONE, PLANT_WINDOW, PLANT_TAIL, PLANT_IMPORT };
 
 struct job_list {
     struct worker_job *first;
@@ -115,6 +115,7 @@ static enum plant plant_of(const char *name)
 #ifdef CACHED_TEST_HOOKS
     if (name != NULL && strcmp(name, "window") == 0) return PLANT_WINDOW;
     if (name != NULL && strcmp(name, "tail") == 0) return PLANT_TAIL;
+    if (name != NULL && strcmp(name, "import") == 0) return PLANT_IMPORT;
 #else
     (void)name;
 #endif
@@ -376,6 +377,7 @@ static kv_status move_to_start(struct worker *worker, const struct worker_job *j
         eng_session_cut(session, job->start_tokens);
         break;
     case WORKER_IMPORT:
+        if (worker->plant == PLANT_IMPORT) return KV_CORRUPT;
         /* Whatever the engine dislikes about it, it is not the image the index promised. */
         if (eng_session_import(session, image_to_import(worker, job), &job->image_state, job->ids,
                                job->start_tokens) != KV_OK)

@@ -26,7 +26,7 @@ struct kv_match_probe {
     uint32_t lower;       /* The prompt shares at least this much with it, */
     uint32_t upper;       /* and at most this much. */
     bool resolved;
-    bool optional; /* Read for a window only: damage found there concerns another branch. */
+    bool optional;  /* Read for a window only: damage found there concerns another branch. */
     uint32_t share; /* Result: tokens shared. */
 };
 

@@ -24,6 +24,7 @@
 
 struct kv_index {
     struct kv_digest model;
+    uint32_t sessions_max;
     struct kv_user *users[USER_BUCKETS];
     struct kv_session *sessions[SESSION_BUCKETS];
     struct kv_node *nodes;
@@ -51,6 +52,7 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     struct kv_index *index = calloc(1, sizeof(*index));
     if (index == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the index");
     index->model = options->model;
+    index->sessions_max = options->sessions_max;
     index->nodes_max = (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
     index->pages_max =
         (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_page), UINT32_MAX - 1);
@@ -141,7 +143,7 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
                                         const char *parent_name)
 {
     assert(kv_index_session_find(index, id) == NULL);
-    if (index->session_count >= KV_SESSIONS_MAX) return NULL;
+    if (index->session_count >= index->sessions_max) return NULL;
     struct kv_session *session = calloc(1, sizeof(*session));
     if (session == NULL) return NULL;
     session->id = *id;

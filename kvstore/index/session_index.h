@@ -110,6 +110,7 @@ struct kv_index;
 struct kv_index_options {
     uint64_t bytes; /* For nodes and pages. */
     struct kv_digest model;
+    uint32_t sessions_max; /* At most KV_SESSIONS_MAX. */
 };
 
 kv_status kv_index_create(const struct kv_index_options *options, struct kv_index **ret_index,

@@ -31,6 +31,7 @@ struct kv_store_options {
     struct kv_mailbox *mailbox; /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
+    uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
 };
 
 struct kv_store_recovery {

@@ -202,9 +202,11 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
 {
     const struct kv_store_options *options = &store->options;
     char path[512];
-    kv_status status = kv_index_create(
-        &(struct kv_index_options){.bytes = options->index_bytes, .model = options->model},
-        &store->index, err);
+    kv_status status =
+        kv_index_create(&(struct kv_index_options){.bytes = options->index_bytes,
+                                                   .model = options->model,
+                                                   .sessions_max = options->sessions_max},
+                        &store->index, err);
     if (status != KV_OK) return status;
     kv_index_on_page_free(store->index, page_freed, store);
 

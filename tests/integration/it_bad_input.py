@@ -21,11 +21,8 @@ from daemon import admin_pb, check, equal, expect, failure, pack, pb
 INVALID = "INVALID_ARGUMENT"
 VOCAB = 512  # `tiny`, which SYNTHETIC takes its shape from.
 
-# Reasons that no client can bring about on purpose, or that need means this test does not have.
-LATER = {
-    "INTERNAL": "only a bug brings it about",
-    "SESSIONS_FULL": "needs 1048576 sessions",
-}
+# Reasons that no test can bring about: none.
+LATER = {}
 
 provoked = set()
 
@@ -545,7 +542,35 @@ def cancelled(w):
     check(logged(w, offset, "CANCELLED"), "the daemon noticed that the caller has gone")
 
 
+@case("INTERNAL")
+def internal(_):
+    """Only a bug brings it about: one is planted (test builds), the engine refuses a good window."""
+    broken = d.Daemon(binary=d.TEST_BINARY, arguments=["--plant", "import"]).start()
+    alice = broken.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="i"))
+    first = prefill(session_id="i", tokens=pack(range(3, 90)))
+    alice.Prefill(first)
+    alice.CloseSession(pb.CloseSessionRequest(session_id="i"))
+    fails(alice.Prefill, prefill(session_id="i", tokens=pack(range(3, 95))), code="INTERNAL",
+          reason="INTERNAL")
+    check(broken.is_up(), "the daemon is up")
+    broken.stop()
+
+
 # ---- room: each needs a daemon of its own ----
+
+@case("SESSIONS_FULL")
+def sessions_full(_):
+    """Test builds have a plant that leaves room for four; the real limit is 1,048,576."""
+    small = d.Daemon(binary=d.TEST_BINARY, arguments=["--plant", "sessions"]).start()
+    alice = small.client().session
+    for i in range(4):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=f"n{i}"))
+    fails(alice.OpenSession, pb.OpenSessionRequest(session_id="n4"), code="RESOURCE_EXHAUSTED",
+          reason="SESSIONS_FULL", limit="4")
+    check(not alice.OpenSession(pb.OpenSessionRequest(session_id="n3")).created, "n3 still opens")
+    small.stop()
+
 
 @case("HBM_FULL")
 def hbm_full(_):

@@ -39,7 +39,7 @@ static uint32_t next_random(struct world *world, uint32_t below)
 static void world_init(struct world *world, uint64_t seed)
 {
     struct kv_error err;
-    const struct kv_index_options options = {.bytes = 4u << 20};
+    const struct kv_index_options options = {.bytes = 4u << 20, .sessions_max = 8};
     const struct kv_user_id user_id = kv_user_id_of("u");
     memset(world, 0, sizeof(*world));
     world->random = seed;

@@ -28,7 +28,7 @@ static struct kv_index *make(uint64_t bytes)
 {
     struct kv_index *index = NULL;
     struct kv_error err;
-    const struct kv_index_options options = {.bytes = bytes};
+    const struct kv_index_options options = {.bytes = bytes, .sessions_max = 8};
     EXPECT(kv_index_create(&options, &index, &err) == KV_OK);
     return index;
 }
