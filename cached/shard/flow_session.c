@@ -97,8 +97,8 @@ void flow_open_session(struct flow *flow)
     req->out.created = session == NULL;
     if (session == NULL) session = session_make(flow, kind, ttl_ms, parent);
     if (session == NULL) {
-        flow_fail(flow, KV_REASON_SESSIONS_FULL, "sessions", request_u64(req, shard->store->options.sessions_max),
-                  NULL);
+        flow_fail(flow, KV_REASON_SESSIONS_FULL, "sessions",
+                  request_u64(req, shard->store->options.sessions_max), NULL);
         flow_finish(flow);
         return;
     }
