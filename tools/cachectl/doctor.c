@@ -40,7 +40,7 @@ static void add_failure(struct doctor *doctor, const char *name,
     client_failure_print(failure, text, sizeof(text));
     if (failure->code == CLIENT_UNAVAILABLE) fix = "start cached, or correct --endpoint";
     if (client_exit_code(failure->code) == CLIENT_EXIT_DENIED) {
-        fix = "use a token with role ops, which may read statistics and configuration";
+        fix = "use a token with role ops or stats, which may read statistics and configuration";
     }
     doctor_add(doctor, name, DOCTOR_FAIL, fix, "%s", text);
 }
@@ -195,8 +195,9 @@ const struct command command_doctor = {
     .name = "doctor",
     .arguments = "",
     .summary = "what is wrong here, and how to repair it",
-    .details = "One line a check: ok, warn or fail, what was found, and the fix.  Exits 1 if any\n"
-               "check failed.  Needs a token with role ops to look at the daemon's directories.",
+    .details =
+        "One line a check: ok, warn or fail, what was found, and the fix.  Exits 1 if any\n"
+        "check failed.  Needs a token with role ops or stats to see the daemon's directories.",
     .example = "cachectl doctor --json",
     .run = run,
 };
