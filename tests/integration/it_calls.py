@@ -1,0 +1,236 @@
+"""Calls beside and after each other: cancelled, repeated, waited for, cut off by kill -9."""
+
+import time
+
+import daemon
+import grpc
+from daemon import check, equal, expect, pack, pb
+from talk import (
+    EXACT, MISS, REPLAY, Answer, Box, Talk, case, name_of, opened, patiently, positions, resumed,
+    rng, run_cases, together, tokens, untilfree)
+
+LONG = {"engine.chunk_tokens": "16"}
+
+
+def begun(call, box, tokens_run=64):
+    """Waits until a call that was just sent computes."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not call.done():
+        if box.counter("cached_engine_prefill_tokens_total") >= begun.base + tokens_run:
+            return
+        time.sleep(0.005)
+    check(False, "the call did not begin, or had ended already")
+
+
+def prefill_later(box, talk, prompt):
+    begun.base = box.counter("cached_engine_prefill_tokens_total")
+    call = talk.call._stub.Prefill.future(pb.PrefillRequest(
+        session_id=talk.name, tokens=pack(prompt)), metadata=talk.call._metadata, timeout=30)
+    begun(call, box)
+    return call
+
+
+@case
+def one_turn_at_a_time_per_session():
+    """A second Prefill, Decode or Rollback gets ABORTED, SESSION_BUSY; the rest runs beside it."""
+    box, talk = opened(flags=LONG)
+    prompt = tokens(200)
+    first = talk.prefill(prompt).checkpoints[0]
+    call = prefill_later(box, talk, prompt + tokens(3000))
+    for second in (lambda: talk.prefill(prompt + tokens(5)), lambda: list(talk.stream(2)),
+                   lambda: talk.rollback(first.id)):
+        expect(second, code="ABORTED", reason="SESSION_BUSY")
+    resumed(talk.lookup(prompt[:150] + [2] + tokens(9)), REPLAY, 150, "Lookup beside it")
+    equal(positions(talk.get().checkpoints), [200], "GetSession beside it")
+    equal(talk.call.WaitDurable(pb.WaitDurableRequest(
+        session_id="s", checkpoint_id=first.id, level=pb.LEVEL_SSD)).rows_level, pb.LEVEL_SSD,
+        "WaitDurable beside it")
+    other = Talk(box.client("bob"), "other")
+    resumed(other.prefill(tokens(50)), MISS, 0, "another session beside it")
+    check(not call.done(), "the long turn still ran meanwhile")
+    equal(call.result().computed_tokens, 3000, "the long turn ends")
+    box.stop()
+
+
+@case
+def cancelled_prefill_leaves_what_was_there():
+    """Cancel, deadline and close stop at the next chunk; earlier checkpoints are untouched."""
+    box, talk = opened(flags=LONG)
+    client = box.client()
+    prompt = tokens(200)
+    for way in ("cancel", "deadline", "close"):
+        talk = Talk(client, way)
+        first = talk.prefill(prompt).checkpoints[0]
+        long = prompt + tokens(4000)
+        if way == "deadline":
+            expect(talk.prefill, long, timeout=0.3, code="DEADLINE_EXCEEDED", reason=None)
+        else:
+            call = prefill_later(box, talk, long)
+            if way == "cancel":
+                call.cancel()
+            else:
+                talk.close()
+                try:
+                    call.result()
+                    check(False, "a closed session's turn ended well")
+                except grpc.RpcError as error:
+                    got = daemon.Failure(error)
+                    equal((got.code, got.reason), ("CANCELLED", "CANCELLED"), "the closed turn")
+        began = time.monotonic()
+        answer = untilfree(talk.prefill, prompt + tokens(30))
+        check(time.monotonic() - began < 1, f"{way}: the session is free again at once")
+        resumed(answer, EXACT, 200, f"after {way}")
+        check(first.id in [c.id for c in talk.get().checkpoints], f"{way}: the first is listed")
+        check(4200 not in positions(talk.get().checkpoints), f"{way}: the stopped turn left none")
+        equal(len(talk.decode(3).tokens), 3, f"{way}: an answer")
+    box.stop()
+
+
+@case
+def cancelled_decode_keeps_the_tokens_so_far():
+    """The head stays at the last accepted token, and the next turn starts there."""
+    box, talk = opened()
+    prompt = tokens(200)
+    talk.prefill(prompt)
+    reference = Talk(box.client("bob"), "whole")
+    reference.prefill(prompt)
+    want = reference.decode(400).tokens
+    stream = talk.stream(2000)
+    seen = []
+    for message in stream:
+        seen += daemon.unpack(message.tokens)
+        if len(seen) >= 20:
+            break
+    stream.cancel()
+    equal(seen, want[:len(seen)], "tokens before the cancel")
+    got = untilfree(talk.prefill, prompt + seen + [2] + tokens(9))
+    check(got.hit_tokens >= len(prompt) + len(seen) - 2,
+          f"hit {got.hit_tokens} of {len(prompt)} + {len(seen)}")
+    equal(name_of(got.outcome), "EXACT", "plan")
+    check(talk.get().checkpoints[0].position == 200, "the prompt's checkpoint is there")
+    box.stop()
+
+
+@case
+def checkpoint_while_decoding():
+    """Not taken at a step boundary yet: refused as busy, and decoding goes on undisturbed."""
+    box, talk = opened()
+    prompt = tokens(200)
+    talk.prefill(prompt)
+    reference = Talk(box.client("bob"), "alone")
+    reference.prefill(prompt)
+    want = reference.decode(300).bits
+    stream = talk.stream(300)
+    head = []
+    for message in stream:
+        head += list(zip(daemon.unpack(message.tokens), message.logits_crc))
+        if len(head) >= 5:
+            break
+    expect(talk.call.Checkpoint, pb.CheckpointRequest(session_id="s", level=pb.LEVEL_SSD),
+           code="ABORTED", reason="SESSION_BUSY")
+    rest = Answer(stream)
+    equal(head + rest.bits, want, "decoding went on with the same bits")
+    box.stop()
+
+
+@case
+def decode_again_after_a_lost_stream():
+    """from_position: tokens generated already are sent again, then it goes on."""
+    box, talk = opened()
+    prompt = tokens(200)
+    talk.prefill(prompt)
+    reference = Talk(box.client("bob"), "whole")
+    reference.prefill(prompt)
+    want = reference.decode(40)
+    first = talk.decode(10)
+    again = talk.decode(14, from_position=202)
+    equal(again.first, 202, "first position sent again")
+    equal(again.tokens[:8], first.tokens[2:], "tokens sent again")
+    equal(again.tokens, want.tokens[2:2 + len(again.tokens)], "and it goes on")
+    check(len(again.tokens) > 8, f"it went on: {len(again.tokens)} tokens")
+    expect(lambda: list(talk.stream(3, from_position=900)), code="OUT_OF_RANGE",
+           reason="FROM_POSITION_INVALID")
+    box.stop()
+
+
+@case
+def retries_by_content_and_by_id():
+    """Prefill is repeatable by content; Decode is not, and says so when it is given an id."""
+    box, talk = opened()
+    prompt = tokens(200)
+    made = talk.prefill(prompt, request_id="turn-1")
+    again = talk.prefill(prompt, request_id="turn-1")
+    equal([c.id for c in again.checkpoints], [c.id for c in made.checkpoints], "Prefill again")
+    expect(lambda: list(talk.stream(6, request_id="answer-1")), code="UNIMPLEMENTED",
+           reason="NOT_IMPLEMENTED")
+    equal(talk.get().session.head_position, 200, "nothing was added")
+    for bad in ("x" * 65, "a b", "a\tb"):
+        expect(talk.prefill, prompt, request_id=bad, code="INVALID_ARGUMENT",
+               reason="REQUEST_ID_INVALID")
+    box.stop()
+
+
+@case
+def levels_are_reached_and_waited_for():
+    """The answer is sent at the level asked; WaitDurable answers when one is reached."""
+    box, talk = opened()
+    client = box.client()
+    for level in (pb.LEVEL_ACCEPTED, pb.LEVEL_RAM, pb.LEVEL_SSD, pb.LEVEL_UNSPECIFIED):
+        talk = Talk(client, f"level{level}")
+        made = talk.prefill(tokens(200), level=level).checkpoints[0]
+        check(pb.LEVEL_ACCEPTED <= made.rows_level <= pb.LEVEL_SSD, f"level {made.rows_level}")
+        if level in (pb.LEVEL_SSD, pb.LEVEL_UNSPECIFIED):
+            equal(made.rows_level, pb.LEVEL_SSD, "level of the rows")
+        for wanted in (pb.LEVEL_RAM, pb.LEVEL_SSD):
+            got = talk.call.WaitDurable(pb.WaitDurableRequest(
+                session_id=talk.name, checkpoint_id=made.id, level=wanted))
+            check(got.rows_level >= wanted, f"level {got.rows_level} is at least {wanted}")
+        equal(talk.get().checkpoints[0].rows_level, pb.LEVEL_SSD, "listed level")
+        answer = talk.decode(3, level=level)
+        got = talk.call.WaitDurable(pb.WaitDurableRequest(
+            session_id=talk.name, checkpoint_id=answer.end.checkpoints[0].id, level=pb.LEVEL_SSD))
+        equal(got.rows_level, pb.LEVEL_SSD, "level of the answer's checkpoint")
+    box.crash()
+    client = box.client()
+    for level in (pb.LEVEL_ACCEPTED, pb.LEVEL_RAM, pb.LEVEL_SSD, pb.LEVEL_UNSPECIFIED):
+        equal(positions(Talk(client, f"level{level}").get().checkpoints), [200, 202],
+              "what was waited for survives kill -9")
+    talk = Talk(client, "level0")
+    for bad in (pb.LEVEL_UNSPECIFIED, pb.LEVEL_ACCEPTED, pb.LEVEL_NONE, 9):
+        expect(talk.call.WaitDurable, pb.WaitDurableRequest(
+            session_id="level0", checkpoint_id=made.id, level=bad),
+            code="INVALID_ARGUMENT", reason="LEVEL_INVALID")
+    expect(talk.call.WaitDurable, pb.WaitDurableRequest(
+        session_id="level0", checkpoint_id=bytes(16), level=pb.LEVEL_SSD),
+        code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND")
+    for bad in (pb.LEVEL_NONE, 77):
+        expect(talk.prefill, tokens(5), level=bad, code="INVALID_ARGUMENT", reason="LEVEL_INVALID")
+    box.stop()
+
+
+@case
+def accepted_then_killed_is_whole_or_absent():
+    """ACCEPTED does not survive the daemon: each one is there whole, or not there."""
+    box = Box("synthetic").start()
+    for _ in range(3):
+        client = box.client()
+        prompts = {f"s{rng.randrange(10**9)}": tokens(rng.randrange(100, 900)) for _ in range(12)}
+        talks = {name: Talk(client, name) for name in prompts}
+        together(len(prompts), lambda i: patiently(
+            list(talks.values())[i].prefill, list(prompts.values())[i], level=pb.LEVEL_ACCEPTED))
+        box.crash()
+        client = box.client()
+        for name, prompt in prompts.items():
+            talk = Talk(client, name)
+            got = talk.lookup(prompt + tokens(5))
+            check(got.stored_tokens in (0, len(prompt)), f"{got.stored_tokens} of {len(prompt)}")
+            got = patiently(talk.prefill, prompt + tokens(5))
+            equal(got.weakened, 0, "weakened plans")
+            talk.close()
+        equal(box.stats().dropped_checkpoints, 0, "dropped")
+        box.no_wrong_bytes("after kill -9")
+    box.stop()
+
+
+if __name__ == "__main__":
+    run_cases("Calls, through the real daemon.")
