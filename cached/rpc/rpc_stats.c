@@ -7,37 +7,14 @@
 
 #include "cached/rpc/rpc_stats.h"
 
+#include "kvstore/format/reason.h"
+
 #include <assert.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-const char *rpc_code_name(unsigned code)
-{
-    static const char *const names[RPC_CODES] = {
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    };
-    assert(code < RPC_CODES);
-    return names[code];
-}
 
 void rpc_stats_add(struct rpc_stats *stats, unsigned method, unsigned code, uint64_t duration_ns)
 {
@@ -65,7 +42,7 @@ static const char *label_text(struct kv_arena *arena, unsigned method, unsigned 
 {
     char text[96];
     const int used = snprintf(text, sizeof(text), "method=\"%s\",code=\"%s\"",
-                              rpc_method_at(method)->name, rpc_code_name(code));
+                              rpc_method_at(method)->name, kv_reason_code_name((int)code));
     return kv_arena_strdup(arena, text, (size_t)used);
 }
 

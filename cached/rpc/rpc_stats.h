@@ -29,6 +29,3 @@ struct rpc_snapshot {
 
 /* NULL: the arena is exhausted. */
 struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats, struct kv_arena *arena);
-
-/* "OK", "NOT_FOUND", ... */
-const char *rpc_code_name(unsigned code);

@@ -10,6 +10,8 @@
 
 #include "kvstore/format/reason.h"
 
+#include "kvstore/base/bytes.h"
+
 #include <assert.h>
 #include <stddef.h>
 #include <string.h>
@@ -200,4 +202,29 @@ bool kv_reason_find(const char *name, enum kv_reason *ret_reason)
         return true;
     }
     return false;
+}
+
+const char *kv_reason_code_name(int grpc_code)
+{
+    static const char *const names[] = {
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    };
+    if (grpc_code < 0 || (size_t)grpc_code >= KV_ARRAY_COUNT(names)) return "UNKNOWN";
+    return names[grpc_code];
 }

@@ -48,3 +48,6 @@ const struct kv_reason_info *kv_reason_info(enum kv_reason reason);
 
 /* false: no such name. */
 bool kv_reason_find(const char *name, enum kv_reason *ret_reason);
+
+/* "DEADLINE_EXCEEDED" for 4: the names of gRPC's status codes 0 to 16; "UNKNOWN" for any other. */
+const char *kv_reason_code_name(int grpc_code);

@@ -34,9 +34,19 @@ static void test_names_are_exact(void)
     EXPECT(kv_reason_find("EXPIRED", &found) && found == KV_REASON_EXPIRED);
 }
 
+static void test_code_names(void)
+{
+    EXPECT_EQ_STR(kv_reason_code_name(0), "OK");
+    EXPECT_EQ_STR(kv_reason_code_name(4), "DEADLINE_EXCEEDED");
+    EXPECT_EQ_STR(kv_reason_code_name(16), "UNAUTHENTICATED");
+    EXPECT_EQ_STR(kv_reason_code_name(-1), "UNKNOWN");
+    EXPECT_EQ_STR(kv_reason_code_name(17), "UNKNOWN");
+}
+
 int main(void)
 {
     test_table_is_complete();
     test_names_are_exact();
+    test_code_names();
     HARNESS_END();
 }

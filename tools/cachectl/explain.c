@@ -14,32 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* By gRPC status code; the names clients see. */
-static const char *status_name(int code)
-{
-    static const char *const names[] = {
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    };
-    if (code < 0 || (size_t)code >= KV_ARRAY_COUNT(names)) return "UNKNOWN";
-    return names[code];
-}
-
 static json_t *reason_json(const struct kv_reason_info *info)
 {
     return json_pack("{s:s, s:s, s:i, s:s, s:s}", "name", info->name, "kind",
@@ -64,7 +38,7 @@ static int list_all(const struct ctl *ctl)
         const struct kv_reason_info *info = kv_reason_info((enum kv_reason)i);
         out_table_cell(&table, "%s", info->name);
         out_table_cell(&table, "%s",
-                       info->grpc_code == 0 ? "outcome" : status_name(info->grpc_code));
+                       info->grpc_code == 0 ? "outcome" : kv_reason_code_name(info->grpc_code));
         out_table_cell(&table, "%d", (int)client_exit_code((enum client_code)info->grpc_code));
         out_table_cell(&table, "%s", info->cause);
     }
@@ -106,7 +80,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     if (info->grpc_code == 0) {
         (void)printf("  (an outcome, not a failure)\n");
     } else {
-        (void)printf("  (%s, exit code %d)\n", status_name(info->grpc_code),
+        (void)printf("  (%s, exit code %d)\n", kv_reason_code_name(info->grpc_code),
                      (int)client_exit_code((enum client_code)info->grpc_code));
     }
     (void)printf("  cause   %s\n  remedy  %s\n", info->cause, info->remedy);

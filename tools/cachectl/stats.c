@@ -89,7 +89,8 @@ static void print_table(const struct ctl *ctl, const Cached__Admin__V1__GetStats
     out_table_print(ctl, &table);
 }
 
-static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
+int stats_run(struct ctl *ctl, const struct command *command, int argc, char **argv,
+              stats_json json, stats_text text)
 {
     Cached__Admin__V1__GetStatsResponse *stats = NULL;
     struct client *client = NULL;
@@ -99,13 +100,18 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     code = ctl_connect(ctl, &client);
     if (code == 0) code = stats_fetch(client, &stats);
     if (code == 0 && ctl->json) {
-        code = print_json(stats);
+        code = json(stats);
     } else if (code == 0) {
-        print_table(ctl, stats);
+        text(ctl, stats);
     }
     client_free(stats);
     client_destroy(client);
     return code;
+}
+
+static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
+{
+    return stats_run(ctl, command, argc, argv, print_json, print_table);
 }
 
 const struct command command_stats = {

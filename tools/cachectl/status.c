@@ -161,21 +161,7 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
-    Cached__Admin__V1__GetStatsResponse *stats = NULL;
-    struct client *client = NULL;
-    int code = 0;
-
-    if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
-    code = ctl_connect(ctl, &client);
-    if (code == 0) code = stats_fetch(client, &stats);
-    if (code == 0 && ctl->json) {
-        code = print_json(stats);
-    } else if (code == 0) {
-        print_screen(ctl, stats);
-    }
-    client_free(stats);
-    client_destroy(client);
-    return code;
+    return stats_run(ctl, command, argc, argv, print_json, print_screen);
 }
 
 const struct command command_status = {
