@@ -1,0 +1,267 @@
+/*
+ * Engram row numbers (the model's specification, section 2.8).
+ *
+ * The multipliers come out of NumPy's generator, so that generator is written here from its
+ * published definitions: SeedSequence (O'Neill's seed_seq_fe, as NumPy fixes its constants), PCG64
+ * (128-bit linear congruential, XSL-RR output), and Lemire's multiplication for a bounded number,
+ * which works in 32 bits where the bound allows and then uses both halves of a 64-bit output, low
+ * half first.
+ *
+ * Buckets are the primes from bucket_base on, in order of layer, order and head.  The reference
+ * starts its search over for every order but skips used primes, which gives the same list.
+ */
+
+#include "engine/model/engram.h"
+
+#include "kvstore/base/bytes.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+__extension__ typedef unsigned __int128 wide;
+
+#define SEED_POOL 4u
+
+struct seed_hash {
+    uint32_t constant;
+    uint32_t factor;
+};
+
+static uint32_t seed_step(struct seed_hash *hash, uint32_t value)
+{
+    value ^= hash->constant;
+    hash->constant *= hash->factor;
+    value *= hash->constant;
+    return value ^ (value >> 16);
+}
+
+static uint32_t seed_mix(uint32_t x, uint32_t y)
+{
+    const uint32_t value = 0xca01f9ddu * x - 0x4973f715u * y;
+    return value ^ (value >> 16);
+}
+
+/* SeedSequence(seed).generate_state(8 words of 32 bits).  Words of a seed that are not there count
+ * as zero, so two words serve every seed. */
+static void seed_words(uint64_t seed, uint32_t words[8])
+{
+    struct seed_hash in = {.constant = 0x43b0d7e5u, .factor = 0x931e8875u};
+    struct seed_hash out = {.constant = 0x8b51f9ddu, .factor = 0x58f38dedu};
+    const uint32_t entropy[SEED_POOL] = {(uint32_t)seed, (uint32_t)(seed >> 32), 0, 0};
+    uint32_t pool[SEED_POOL];
+
+    for (uint32_t i = 0; i < SEED_POOL; i++)
+        pool[i] = seed_step(&in, entropy[i]);
+    for (uint32_t from = 0; from < SEED_POOL; from++)
+        for (uint32_t to = 0; to < SEED_POOL; to++)
+            if (from != to) pool[to] = seed_mix(pool[to], seed_step(&in, pool[from]));
+    for (uint32_t i = 0; i < 8; i++)
+        words[i] = seed_step(&out, pool[i % SEED_POOL]);
+}
+
+struct pcg64 {
+    wide state, increment;
+    bool has_half; /* The upper 32 bits of the last output are still to be used. */
+    uint32_t half;
+};
+
+static void pcg64_step(struct pcg64 *pcg)
+{
+    const wide factor = (wide)0x2360ed051fc65da4u << 64 | 0x4385df649fccf645u;
+    pcg->state = pcg->state * factor + pcg->increment;
+}
+
+static void pcg64_init(struct pcg64 *pcg, uint64_t seed)
+{
+    uint32_t w[8];
+    uint64_t v[4];
+
+    seed_words(seed, w);
+    for (int i = 0; i < 4; i++)
+        v[i] = (uint64_t)w[2 * i + 1] << 32 | w[2 * i];
+    *pcg = (struct pcg64){.increment = ((wide)v[2] << 64 | v[3]) << 1 | 1};
+    pcg64_step(pcg);
+    pcg->state += (wide)v[0] << 64 | v[1];
+    pcg64_step(pcg);
+}
+
+static uint64_t pcg64_next(struct pcg64 *pcg)
+{
+    pcg64_step(pcg);
+    const uint64_t value = (uint64_t)(pcg->state >> 64) ^ (uint64_t)pcg->state;
+    const unsigned turn = (unsigned)(pcg->state >> 122);
+    return value >> turn | value << (-turn & 63);
+}
+
+static uint32_t pcg64_next32(struct pcg64 *pcg)
+{
+    pcg->has_half = !pcg->has_half;
+    if (!pcg->has_half) return pcg->half;
+    const uint64_t value = pcg64_next(pcg);
+    pcg->half = (uint32_t)(value >> 32);
+    return (uint32_t)value;
+}
+
+static uint64_t bounded32(struct pcg64 *pcg, uint32_t bound)
+{
+    /* The low half says how far into its bucket a number fell; the first 2^32 mod bound of each
+     * are one number too many and are drawn again. */
+    const uint32_t surplus = -bound % bound;
+    for (;;) {
+        const uint64_t product = (uint64_t)pcg64_next32(pcg) * bound;
+        if ((uint32_t)product >= surplus) return product >> 32;
+    }
+}
+
+static uint64_t bounded64(struct pcg64 *pcg, uint64_t bound)
+{
+    const uint64_t surplus = -bound % bound;
+    for (;;) {
+        const wide product = (wide)pcg64_next(pcg) * bound;
+        if ((uint64_t)product >= surplus) return (uint64_t)(product >> 64);
+    }
+}
+
+void eng_numpy_integers(uint64_t seed, uint64_t bound, uint32_t count, uint64_t *ret_values)
+{
+    struct pcg64 pcg;
+    assert(bound >= 1 && bound <= INT64_MAX);
+
+    pcg64_init(&pcg, seed);
+    for (uint32_t i = 0; i < count; i++) {
+        if (bound == 1)
+            ret_values[i] = 0; /* Draws nothing. */
+        else if (bound == (uint64_t)UINT32_MAX + 1)
+            ret_values[i] = pcg64_next32(&pcg);
+        else if (bound <= UINT32_MAX)
+            ret_values[i] = bounded32(&pcg, (uint32_t)bound);
+        else
+            ret_values[i] = bounded64(&pcg, bound);
+    }
+}
+
+static bool is_prime(uint64_t n)
+{
+    if (n < 4) return n >= 2;
+    if (n % 2 == 0) return false;
+    for (uint64_t d = 3; d * d <= n; d += 2)
+        if (n % d == 0) return false;
+    return true;
+}
+
+void eng_engram_hashes(const struct eng_engram_shape *shape, struct eng_engram_hash *ret_hashes)
+{
+    const uint32_t columns = (shape->max_ngram - 1) * shape->heads;
+    const uint64_t bound = (uint64_t)INT64_MAX / shape->compressed / 2;
+    uint64_t candidate = shape->bucket_base;
+    assert(shape->layer_count <= ENG_ENGRAM_LAYERS_MAX);
+    assert(shape->max_ngram >= 2 && shape->max_ngram <= ENG_NGRAM_MAX);
+    assert(columns >= 1 && columns <= ENG_ENGRAM_COLUMNS_MAX);
+    assert(shape->bucket_base >= 2 && shape->bucket_base <= ENG_ENGRAM_BASE_MAX);
+
+    for (uint32_t i = 0; i < shape->layer_count; i++) {
+        struct eng_engram_hash *hash = &ret_hashes[i];
+        *hash = (struct eng_engram_hash){
+            .max_ngram = shape->max_ngram, .heads = shape->heads, .columns = columns};
+        eng_numpy_integers((uint64_t)10007 * shape->layers[i], bound, shape->max_ngram,
+                           hash->multipliers);
+        for (uint32_t s = 0; s < shape->max_ngram; s++)
+            hash->multipliers[s] = 2 * hash->multipliers[s] + 1;
+        for (uint32_t c = 0; c < columns; c++) {
+            while (!is_prime(candidate))
+                candidate++;
+            hash->primes[c] = candidate++;
+            hash->offsets[c] = hash->rows;
+            hash->rows += hash->primes[c];
+        }
+    }
+}
+
+static kv_status ids_check(const char *path, const struct eng_engram_ids *ids, uint32_t count,
+                           struct kv_error *err)
+{
+    uint32_t different = 0;
+    bool *seen = calloc(count, sizeof(*seen));
+    if (seen == NULL) return KV_FAIL(err, KV_NOMEM, "%s: %u compressed ids", path, count);
+
+    kv_status status = KV_OK;
+    for (uint32_t i = 0; i < ids->vocab; i++) {
+        const uint32_t id = ids->compressed[i];
+        if (id >= count) {
+            status = KV_FAIL(err, KV_INVALID, "%s: id %u must be below %u, found %d", path, i,
+                             count, (int32_t)id);
+            break;
+        }
+        different += !seen[id];
+        seen[id] = true;
+    }
+    if (status == KV_OK && different != count)
+        status = KV_FAIL(err, KV_INVALID, "%s: must have %u different ids, found %u", path, count,
+                         different);
+    free(seen);
+    return status;
+}
+
+kv_status eng_engram_ids_load(const char *path, uint32_t vocab, uint32_t compressed_count,
+                              uint32_t pad_id, uint32_t image_id, struct eng_engram_ids *ret_ids,
+                              struct kv_error *err)
+{
+    struct eng_engram_ids ids = {.vocab = vocab, .image = image_id};
+    assert(vocab > 0 && pad_id < vocab && compressed_count > 0);
+
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) return KV_FAIL(err, KV_IO, "%s: %s", path, strerror(errno));
+    ids.compressed = malloc(((size_t)vocab + 1) * sizeof(*ids.compressed));
+    kv_status status =
+        ids.compressed != NULL ? KV_OK : KV_FAIL(err, KV_NOMEM, "%s: %u ids", path, vocab);
+    if (status == KV_OK) {
+        /* One more than there should be, so that a longer file is seen. */
+        const size_t bytes = fread(ids.compressed, 1, ((size_t)vocab + 1) * 4, file);
+        if (ferror(file))
+            status = KV_FAIL(err, KV_IO, "%s: %s", path, strerror(errno));
+        else if (bytes != (size_t)vocab * 4)
+            status = KV_FAIL(err, KV_INVALID, "%s: must have 4 bytes for each of %u ids, found %s",
+                             path, vocab, bytes < (size_t)vocab * 4 ? "fewer" : "more");
+    }
+    (void)fclose(file);
+    for (uint32_t i = 0; status == KV_OK && i < vocab; i++)
+        ids.compressed[i] = kv_load32((const uint8_t *)&ids.compressed[i]);
+    if (status == KV_OK) status = ids_check(path, &ids, compressed_count, err);
+    if (status == KV_OK) {
+        ids.pad = ids.compressed[pad_id];
+        *ret_ids = ids;
+    } else {
+        free(ids.compressed);
+    }
+    return status;
+}
+
+void eng_engram_ids_fini(struct eng_engram_ids *ids)
+{
+    free(ids->compressed);
+    *ids = (struct eng_engram_ids){0};
+}
+
+void eng_engram_context(const struct eng_engram_ids *ids, const uint32_t *newest_first,
+                        uint32_t known, uint32_t max_ngram, uint32_t *ret_context)
+{
+    bool blocked = false;
+    for (uint32_t s = 0; s < max_ngram; s++) {
+        if (s >= known || newest_first[s] == ids->image) blocked = true;
+        ret_context[s] = blocked ? ids->pad : ids->compressed[newest_first[s]];
+    }
+}
+
+void eng_engram_rows(const struct eng_engram_hash *hash, const uint32_t *context,
+                     uint64_t *ret_rows)
+{
+    uint64_t mixed = context[0] * hash->multipliers[0];
+    for (uint32_t s = 1, c = 0; s < hash->max_ngram; s++) {
+        mixed ^= context[s] * hash->multipliers[s];
+        for (uint32_t h = 0; h < hash->heads; h++, c++)
+            ret_rows[c] = mixed % hash->primes[c] + hash->offsets[c];
+    }
+}

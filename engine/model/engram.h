@@ -1,0 +1,75 @@
+#pragma once
+
+/*
+ * Engram: which rows of the n-gram tables a position reads (the model's specification, section 2.8,
+ * rules 2 to 5; names as there).
+ *
+ * A position's row numbers depend on the last max_ngram token ids and on nothing else, so they are
+ * known before any layer has run.  For order n (2 .. max_ngram) and head h there is one column
+ * c = (n - 2) x heads + h with a prime of its own; a layer's row is hash mod prime + offset.
+ *
+ * Owned by: the model.  Immutable after init; any thread.
+ */
+
+#include "kvstore/base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ENG_ENGRAM_LAYERS_MAX 8u
+#define ENG_NGRAM_MAX 8u
+#define ENG_ENGRAM_COLUMNS_MAX 128u
+#define ENG_ENGRAM_BASE_MAX (1u << 31)
+
+/* What config.json says of it. */
+struct eng_engram_shape {
+    uint32_t layer_count;
+    uint32_t layers[ENG_ENGRAM_LAYERS_MAX]; /* Ascending. */
+    uint32_t max_ngram;                     /* 2 .. ENG_NGRAM_MAX */
+    uint32_t heads;                         /* (max_ngram - 1) x heads <= COLUMNS_MAX */
+    uint32_t bucket_base;                   /* engram_vocab_size, 2 .. BASE_MAX */
+    uint32_t compressed;                    /* engram_compressed_vocab_size, at least 1 */
+};
+
+struct eng_engram_hash {
+    uint32_t max_ngram, heads, columns;
+    uint64_t multipliers[ENG_NGRAM_MAX]; /* Odd; times a compressed id below 2^63. */
+    uint64_t primes[ENG_ENGRAM_COLUMNS_MAX];
+    uint64_t offsets[ENG_ENGRAM_COLUMNS_MAX]; /* Sums of the primes before. */
+    uint64_t rows;                            /* Sum of all: rows of the layer's table. */
+};
+
+/* The first `count` numbers of NumPy's default_rng(seed).integers(0, bound, dtype=int64), which is
+ * PCG64 seeded through SeedSequence, and Lemire's method; bound 1 .. 2^63 - 1. */
+void eng_numpy_integers(uint64_t seed, uint64_t bound, uint32_t count, uint64_t *ret_values);
+
+/* One hash per layer, in order: the primes go on from layer to layer.  Asserts the ranges above.
+ * Takes milliseconds: at most 1,024 primes from at most 2^31 on. */
+void eng_engram_hashes(const struct eng_engram_shape *shape, struct eng_engram_hash *ret_hashes);
+
+/* Compressed ids of vocabulary ids: one int32 LE each, checked. */
+struct eng_engram_ids {
+    uint32_t *compressed; /* vocab of them, each below shape.compressed. */
+    uint32_t vocab;
+    uint32_t pad;   /* Compressed id of pad_token_id. */
+    uint32_t image; /* Vocabulary id that blocks. */
+};
+
+/* KV_IO, KV_NOMEM; KV_INVALID names the file, the position, what was expected and found.  The count
+ * of different ids must be `compressed_count`, each in 0 .. compressed_count - 1. */
+kv_status eng_engram_ids_load(const char *path, uint32_t vocab, uint32_t compressed_count,
+                              uint32_t pad_id, uint32_t image_id, struct eng_engram_ids *ret_ids,
+                              struct kv_error *err) KV_MUST_CHECK;
+void eng_engram_ids_fini(struct eng_engram_ids *ids);
+
+/*
+ * newest_first[s] is the vocabulary id at position p - s, `known` of them (p + 1 if fewer than
+ * max_ngram stand before and at p).  ret_context[s], max_ngram of them: the compressed id, or pad
+ * where there is no position, or where it or one between it and p is an image token.
+ */
+void eng_engram_context(const struct eng_engram_ids *ids, const uint32_t *newest_first,
+                        uint32_t known, uint32_t max_ngram, uint32_t *ret_context);
+
+/* `columns` row numbers of the layer's table. */
+void eng_engram_rows(const struct eng_engram_hash *hash, const uint32_t *context,
+                     uint64_t *ret_rows);
