@@ -7,13 +7,12 @@
  * that someone truncates meanwhile then is an error and not a SIGBUS.
  */
 
+#include "engine/model/tensors.h"
 #include "kvstore/base/status.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-enum eng_dtype { ENG_F32, ENG_BF16, ENG_F8_E4M3, ENG_F8_E8M0, ENG_I8 };
 
 #define ENG_RANK_MAX 2u
 
