@@ -6,13 +6,11 @@
  * (128-bit linear congruential, XSL-RR output), and Lemire's multiplication for a bounded number,
  * which works in 32 bits where the bound allows and then uses both halves of a 64-bit output, low
  * half first.
- *
- * Buckets are the primes from bucket_base on, in order of layer, order and head.  The reference
- * starts its search over for every order but skips used primes, which gives the same list.
  */
 
 #include "engine/model/engram.h"
 
+#include "engine/model/primes.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
@@ -143,40 +141,28 @@ void eng_numpy_integers(uint64_t seed, uint64_t bound, uint32_t count, uint64_t 
     }
 }
 
-static bool is_prime(uint64_t n)
+void eng_engram_hash_init(struct eng_engram_hash *hash, const struct eng_config *config,
+                          uint32_t index)
 {
-    if (n < 4) return n >= 2;
-    if (n % 2 == 0) return false;
-    for (uint64_t d = 3; d * d <= n; d += 2)
-        if (n % d == 0) return false;
-    return true;
-}
+    const uint64_t bound = (uint64_t)INT64_MAX / config->engram_compressed / 2;
+    uint32_t primes[ENG_ENGRAM_COLUMNS_MAX];
+    assert(index < config->engram_count);
+    assert(eng_config_engram_columns(config) <= ENG_ENGRAM_COLUMNS_MAX);
 
-void eng_engram_hashes(const struct eng_engram_shape *shape, struct eng_engram_hash *ret_hashes)
-{
-    const uint32_t columns = (shape->max_ngram - 1) * shape->heads;
-    const uint64_t bound = (uint64_t)INT64_MAX / shape->compressed / 2;
-    uint64_t candidate = shape->bucket_base;
-    assert(shape->layer_count <= ENG_ENGRAM_LAYERS_MAX);
-    assert(shape->max_ngram >= 2 && shape->max_ngram <= ENG_NGRAM_MAX);
-    assert(columns >= 1 && columns <= ENG_ENGRAM_COLUMNS_MAX);
-    assert(shape->bucket_base >= 2 && shape->bucket_base <= ENG_ENGRAM_BASE_MAX);
-
-    for (uint32_t i = 0; i < shape->layer_count; i++) {
-        struct eng_engram_hash *hash = &ret_hashes[i];
-        *hash = (struct eng_engram_hash){
-            .max_ngram = shape->max_ngram, .heads = shape->heads, .columns = columns};
-        eng_numpy_integers((uint64_t)10007 * shape->layers[i], bound, shape->max_ngram,
-                           hash->multipliers);
-        for (uint32_t s = 0; s < shape->max_ngram; s++)
-            hash->multipliers[s] = 2 * hash->multipliers[s] + 1;
-        for (uint32_t c = 0; c < columns; c++) {
-            while (!is_prime(candidate))
-                candidate++;
-            hash->primes[c] = candidate++;
-            hash->offsets[c] = hash->rows;
-            hash->rows += hash->primes[c];
-        }
+    *hash = (struct eng_engram_hash){
+        .max_ngram = config->engram_max_ngram,
+        .heads = config->engram_heads,
+        .columns = eng_config_engram_columns(config),
+    };
+    eng_numpy_integers((uint64_t)10007 * config->engram_layers[index], bound, hash->max_ngram,
+                       hash->multipliers);
+    for (uint32_t s = 0; s < hash->max_ngram; s++)
+        hash->multipliers[s] = 2 * hash->multipliers[s] + 1;
+    eng_engram_primes(config->engram_bucket_base, hash->columns, index, primes);
+    for (uint32_t c = 0; c < hash->columns; c++) {
+        hash->primes[c] = primes[c];
+        hash->offsets[c] = hash->rows;
+        hash->rows += primes[c];
     }
 }
 

@@ -11,25 +11,14 @@
  * Owned by: the model.  Immutable after init; any thread.
  */
 
+#include "engine/model/config.h"
 #include "kvstore/base/status.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENG_ENGRAM_LAYERS_MAX 8u
-#define ENG_NGRAM_MAX 8u
-#define ENG_ENGRAM_COLUMNS_MAX 128u
-#define ENG_ENGRAM_BASE_MAX (1u << 31)
-
-/* What config.json says of it. */
-struct eng_engram_shape {
-    uint32_t layer_count;
-    uint32_t layers[ENG_ENGRAM_LAYERS_MAX]; /* Ascending. */
-    uint32_t max_ngram;                     /* 2 .. ENG_NGRAM_MAX */
-    uint32_t heads;                         /* (max_ngram - 1) x heads <= COLUMNS_MAX */
-    uint32_t bucket_base;                   /* engram_vocab_size, 2 .. BASE_MAX */
-    uint32_t compressed;                    /* engram_compressed_vocab_size, at least 1 */
-};
+#define ENG_NGRAM_MAX (ENG_ENGRAM_ORDERS_MAX + 1)
+#define ENG_ENGRAM_COLUMNS_MAX (ENG_ENGRAM_ORDERS_MAX * ENG_ENGRAM_HEADS_MAX)
 
 struct eng_engram_hash {
     uint32_t max_ngram, heads, columns;
@@ -43,13 +32,13 @@ struct eng_engram_hash {
  * PCG64 seeded through SeedSequence, and Lemire's method; bound 1 .. 2^63 - 1. */
 void eng_numpy_integers(uint64_t seed, uint64_t bound, uint32_t count, uint64_t *ret_values);
 
-/* One hash per layer, in order: the primes go on from layer to layer.  Asserts the ranges above.
- * Takes milliseconds: at most 1,024 primes from at most 2^31 on. */
-void eng_engram_hashes(const struct eng_engram_shape *shape, struct eng_engram_hash *ret_hashes);
+/* The hash of the index-th Engram layer of a checked config. */
+void eng_engram_hash_init(struct eng_engram_hash *hash, const struct eng_config *config,
+                          uint32_t index);
 
 /* Compressed ids of vocabulary ids: one int32 LE each, checked. */
 struct eng_engram_ids {
-    uint32_t *compressed; /* vocab of them, each below shape.compressed. */
+    uint32_t *compressed; /* vocab of them, each below engram_compressed. */
     uint32_t vocab;
     uint32_t pad;   /* Compressed id of pad_token_id. */
     uint32_t image; /* Vocabulary id that blocks. */

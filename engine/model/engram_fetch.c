@@ -25,8 +25,8 @@
 struct eng_fetch {
     const struct eng_engram_table *tables;
     uint32_t table_count, rows_max;
-    uint64_t *numbers[ENG_ENGRAM_LAYERS_MAX];
-    uint8_t *rows[ENG_ENGRAM_LAYERS_MAX];
+    uint64_t *numbers[ENG_ENGRAM_MAX];
+    uint8_t *rows[ENG_ENGRAM_MAX];
     bool may_be_cold; /* The tables are more than the machine's memory keeps. */
 
     uint32_t first, end, count; /* The pass in flight. */
@@ -114,7 +114,7 @@ kv_status eng_fetch_create(const struct eng_engram_table *tables, uint32_t table
     uint64_t bytes = 0;
     struct eng_fetch *fetch = calloc(1, sizeof(*fetch));
     if (fetch == NULL) return KV_FAIL(err, KV_NOMEM, "Engram rows");
-    assert(table_count >= 1 && table_count <= ENG_ENGRAM_LAYERS_MAX);
+    assert(table_count >= 1 && table_count <= ENG_ENGRAM_MAX);
 
     fetch->tables = tables;
     fetch->table_count = table_count;

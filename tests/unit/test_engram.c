@@ -8,13 +8,13 @@
 
 #include <unistd.h>
 
-static const struct eng_engram_shape real_shape = {
-    .layer_count = 2,
-    .layers = {1, 14},
-    .max_ngram = 4,
-    .heads = 8,
-    .bucket_base = 16000000,
-    .compressed = 99092,
+static const struct eng_config real_config = {
+    .engram_count = 2,
+    .engram_layers = {1, 14},
+    .engram_max_ngram = 4,
+    .engram_heads = 8,
+    .engram_bucket_base = 16000000,
+    .engram_compressed = 99092,
 };
 
 static void numpy_numbers(void)
@@ -38,7 +38,8 @@ static void real_constants(void)
     static const uint64_t rows[2] = {384006168, 384016682};
     struct eng_engram_hash hashes[2];
 
-    eng_engram_hashes(&real_shape, hashes);
+    for (uint32_t i = 0; i < 2; i++)
+        eng_engram_hash_init(&hashes[i], &real_config, i);
     for (int i = 0; i < 2; i++) {
         EXPECT_EQ_U32(hashes[i].columns, 24);
         for (int s = 0; s < 4; s++)
@@ -50,29 +51,6 @@ static void real_constants(void)
         EXPECT_EQ_U64(hashes[i].offsets[1], first[i]);
         EXPECT_EQ_U64(hashes[i].offsets[23], rows[i] - last[i]);
     }
-}
-
-/* The most primes there can be, from the highest base: must not take seconds. */
-static void far_primes(void)
-{
-    struct eng_engram_shape shape = {
-        .layer_count = ENG_ENGRAM_LAYERS_MAX,
-        .max_ngram = ENG_NGRAM_MAX,
-        .heads = ENG_ENGRAM_COLUMNS_MAX / (ENG_NGRAM_MAX - 1),
-        .bucket_base = ENG_ENGRAM_BASE_MAX,
-        .compressed = 1,
-    };
-    static struct eng_engram_hash hashes[ENG_ENGRAM_LAYERS_MAX];
-
-    eng_engram_hashes(&shape, hashes);
-    EXPECT_EQ_U64(hashes[0].primes[0], 2147483659u);
-    EXPECT_EQ_U32(hashes[7].columns, 126);
-    shape.bucket_base = 2;
-    eng_engram_hashes(&shape, hashes);
-    EXPECT_EQ_U64(hashes[0].primes[0], 2);
-    EXPECT_EQ_U64(hashes[0].primes[1], 3);
-    EXPECT_EQ_U64(hashes[0].primes[4], 11);
-    EXPECT_EQ_U64(hashes[1].primes[0], 709); /* The 127th prime. */
 }
 
 static void rows_of(const struct eng_engram_ids *ids, const struct eng_engram_hash *hash,
@@ -124,7 +102,8 @@ static void real_rows(void)
     EXPECT(ids.compressed != NULL);
     for (uint32_t i = 0; i < ids.vocab; i++)
         ids.compressed[i] = i % 99092;
-    eng_engram_hashes(&real_shape, hashes);
+    for (uint32_t i = 0; i < 2; i++)
+        eng_engram_hash_init(&hashes[i], &real_config, i);
     for (int layer = 0; layer < 2; layer++)
         for (int n = 0; n < 4; n++) {
             uint64_t rows[ENG_ENGRAM_COLUMNS_MAX];
@@ -183,12 +162,14 @@ static void tiny_rows(void)
          {81, 447, 683, 1026, 1418, 1614},
          {40, 519, 656, 1179, 1218, 1771}},
     };
-    const struct eng_engram_shape shape = {.layer_count = 2,
-                                           .layers = {1, 6},
-                                           .max_ngram = 4,
-                                           .heads = 2,
-                                           .bucket_base = 257,
-                                           .compressed = 486};
+    static const struct eng_config config = {
+        .engram_count = 2,
+        .engram_layers = {1, 6},
+        .engram_max_ngram = 4,
+        .engram_heads = 2,
+        .engram_bucket_base = 257,
+        .engram_compressed = 486,
+    };
     struct eng_engram_hash hashes[2];
     struct eng_engram_ids ids = {.vocab = 512, .image = 510};
 
@@ -196,7 +177,8 @@ static void tiny_rows(void)
     EXPECT(ids.compressed != NULL);
     tiny_ids(ids.compressed);
     ids.pad = ids.compressed[2];
-    eng_engram_hashes(&shape, hashes);
+    for (uint32_t i = 0; i < 2; i++)
+        eng_engram_hash_init(&hashes[i], &config, i);
     EXPECT_EQ_U64(hashes[0].primes[0], 257);
     EXPECT_EQ_U64(hashes[0].primes[1], 263);
     for (int layer = 0; layer < 2; layer++)
@@ -258,7 +240,6 @@ int main(void)
 {
     numpy_numbers();
     real_constants();
-    far_primes();
     real_rows();
     tiny_rows();
     table_of_ids();
