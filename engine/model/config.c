@@ -179,7 +179,7 @@ static void read_numbers(struct reader *reader, struct eng_config *config)
 /* The source of a layer is the last one at or before it. */
 static void assign_sources(struct eng_config *config, const uint32_t *index_layers, uint32_t count)
 {
-    for (uint32_t layer = 0; layer < config->layers; layer++) {
+    for (uint32_t layer = 0; layer < config->layers + config->draft_stages; layer++) {
         config->rows_source[layer] = ENG_NO_SOURCE;
         config->index_source[layer] = ENG_NO_SOURCE;
         if (config->ratio[layer] == 0) continue;

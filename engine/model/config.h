@@ -22,6 +22,7 @@
 #define ENG_ENGRAM_HEADS_MAX 32u
 #define ENG_DRAFT_BLOCK_MAX 16u
 #define ENG_NO_SOURCE 0xffffffffu
+#define ENG_LAYERS_MAX (KV_LAYERS_MAX + KV_DRAFT_STAGES_MAX)
 
 struct eng_config {
     char name[64];
@@ -50,10 +51,10 @@ struct eng_config {
     uint32_t draft_targets[KV_DRAFT_STAGES_MAX]; /* Layers whose input is tapped, ascending. */
     uint32_t source_count;                       /* Layers that own rows, ascending. */
     uint32_t source_layers[KV_SOURCES_MAX];
-    /* Per layer. */
-    uint32_t ratio[KV_LAYERS_MAX];        /* 0: window only. */
-    uint32_t rows_source[KV_LAYERS_MAX];  /* Index into source_layers, or ENG_NO_SOURCE. */
-    uint32_t index_source[KV_LAYERS_MAX]; /* Layer whose list is read, or ENG_NO_SOURCE. */
+    /* Per layer; draft stage s is layer `layers` + s and sees its window only. */
+    uint32_t ratio[ENG_LAYERS_MAX];        /* 0: window only. */
+    uint32_t rows_source[ENG_LAYERS_MAX];  /* Index into source_layers, or ENG_NO_SOURCE. */
+    uint32_t index_source[ENG_LAYERS_MAX]; /* Layer whose list is read, or ENG_NO_SOURCE. */
 };
 
 /* `text` is the whole file.  KV_INVALID names the field, what was expected and what was found. */
