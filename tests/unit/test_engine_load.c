@@ -116,7 +116,7 @@ static void test_header(void)
     refuse_header("\"shape\":[512,128]", "\"shape\":[512,0]", "shape");
     refuse_header("\"shape\":[512,128]", "\"shape\":[4294967296,4294967296]", "shape");
     refuse_header("\"shape\":[512,128]", "\"shape\":[9223372036854775807,2]", "shape");
-    refuse_header("\"shape\":[512,128]", "\"shape\":[512,128,1]", "shape");
+    refuse_header("\"shape\":[512,128]", "\"shape\":[512,128,1]", "[512,128,1]");
     refuse_header("\"shape\":[512,128]", "\"shape\":[512,127]", "data_offsets hold");
     refuse_header("\"shape\":[512,128]", "\"shape\":[128,512]", "expected BF16 [512,128]");
     refuse_header("\"data_offsets\":[0,131072]", "\"data_offsets\":[0]", "data_offsets");
