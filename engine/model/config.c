@@ -454,22 +454,6 @@ void eng_config_tiny(struct eng_config *config)
     assign_sources(config, lists, KV_ARRAY_COUNT(lists));
 }
 
-kv_status eng_config_check_supported(const char *path, const struct eng_config *config,
-                                     struct kv_error *err)
-{
-    if (config->engram_count > 0)
-        return KV_FAIL(err, KV_INVALID,
-                       "%s: engram_layer_ids must be empty: this engine has no Engram lookup, "
-                       "found %u layers",
-                       path, config->engram_count);
-    if (config->draft_stages > 0)
-        return KV_FAIL(err, KV_INVALID,
-                       "%s: num_nextn_predict_layers must be 0: this engine does not draft, "
-                       "found %u",
-                       path, config->draft_stages);
-    return KV_OK;
-}
-
 kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_tokens,
                             struct kv_layout *ret_layout, struct kv_error *err)
 {

@@ -70,10 +70,6 @@ static inline uint32_t eng_config_engram_columns(const struct eng_config *config
 /* The `tiny` of the model's specification, section 7.2, without Engram and drafting. */
 void eng_config_tiny(struct eng_config *config);
 
-/* What this engine's CPU backend leaves out is refused here, in one sentence. */
-kv_status eng_config_check_supported(const char *path, const struct eng_config *config,
-                                     struct kv_error *err) KV_MUST_CHECK;
-
 kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_tokens,
                             struct kv_layout *ret_layout, struct kv_error *err) KV_MUST_CHECK;
 

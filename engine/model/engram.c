@@ -11,13 +11,9 @@
 #include "engine/model/engram.h"
 
 #include "engine/model/primes.h"
-#include "kvstore/base/bytes.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 __extension__ typedef unsigned __int128 wide;
 
@@ -164,71 +160,6 @@ void eng_engram_hash_init(struct eng_engram_hash *hash, const struct eng_config 
         hash->offsets[c] = hash->rows;
         hash->rows += primes[c];
     }
-}
-
-static kv_status ids_check(const char *path, const struct eng_engram_ids *ids, uint32_t count,
-                           struct kv_error *err)
-{
-    uint32_t different = 0;
-    bool *seen = calloc(count, sizeof(*seen));
-    if (seen == NULL) return KV_FAIL(err, KV_NOMEM, "%s: %u compressed ids", path, count);
-
-    kv_status status = KV_OK;
-    for (uint32_t i = 0; i < ids->vocab; i++) {
-        const uint32_t id = ids->compressed[i];
-        if (id >= count) {
-            status = KV_FAIL(err, KV_INVALID, "%s: id %u must be below %u, found %d", path, i,
-                             count, (int32_t)id);
-            break;
-        }
-        different += !seen[id];
-        seen[id] = true;
-    }
-    if (status == KV_OK && different != count)
-        status = KV_FAIL(err, KV_INVALID, "%s: must have %u different ids, found %u", path, count,
-                         different);
-    free(seen);
-    return status;
-}
-
-kv_status eng_engram_ids_load(const char *path, uint32_t vocab, uint32_t compressed_count,
-                              uint32_t pad_id, uint32_t image_id, struct eng_engram_ids *ret_ids,
-                              struct kv_error *err)
-{
-    struct eng_engram_ids ids = {.vocab = vocab, .image = image_id};
-    assert(vocab > 0 && pad_id < vocab && compressed_count > 0);
-
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) return KV_FAIL(err, KV_IO, "%s: %s", path, strerror(errno));
-    ids.compressed = malloc(((size_t)vocab + 1) * sizeof(*ids.compressed));
-    kv_status status =
-        ids.compressed != NULL ? KV_OK : KV_FAIL(err, KV_NOMEM, "%s: %u ids", path, vocab);
-    if (status == KV_OK) {
-        /* One more than there should be, so that a longer file is seen. */
-        const size_t bytes = fread(ids.compressed, 1, ((size_t)vocab + 1) * 4, file);
-        if (ferror(file))
-            status = KV_FAIL(err, KV_IO, "%s: %s", path, strerror(errno));
-        else if (bytes != (size_t)vocab * 4)
-            status = KV_FAIL(err, KV_INVALID, "%s: must have 4 bytes for each of %u ids, found %s",
-                             path, vocab, bytes < (size_t)vocab * 4 ? "fewer" : "more");
-    }
-    (void)fclose(file);
-    for (uint32_t i = 0; status == KV_OK && i < vocab; i++)
-        ids.compressed[i] = kv_load32((const uint8_t *)&ids.compressed[i]);
-    if (status == KV_OK) status = ids_check(path, &ids, compressed_count, err);
-    if (status == KV_OK) {
-        ids.pad = ids.compressed[pad_id];
-        *ret_ids = ids;
-    } else {
-        free(ids.compressed);
-    }
-    return status;
-}
-
-void eng_engram_ids_fini(struct eng_engram_ids *ids)
-{
-    free(ids->compressed);
-    *ids = (struct eng_engram_ids){0};
 }
 
 void eng_engram_context(const struct eng_engram_ids *ids, const uint32_t *newest_first,

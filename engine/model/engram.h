@@ -12,9 +12,7 @@
  */
 
 #include "engine/model/config.h"
-#include "kvstore/base/status.h"
 
-#include <stddef.h>
 #include <stdint.h>
 
 #define ENG_NGRAM_MAX (ENG_ENGRAM_ORDERS_MAX + 1)
@@ -36,20 +34,12 @@ void eng_numpy_integers(uint64_t seed, uint64_t bound, uint32_t count, uint64_t 
 void eng_engram_hash_init(struct eng_engram_hash *hash, const struct eng_config *config,
                           uint32_t index);
 
-/* Compressed ids of vocabulary ids: one int32 LE each, checked. */
+/* What the ids of a vocabulary count as. */
 struct eng_engram_ids {
-    uint32_t *compressed; /* vocab of them, each below engram_compressed. */
-    uint32_t vocab;
-    uint32_t pad;   /* Compressed id of pad_token_id. */
-    uint32_t image; /* Vocabulary id that blocks. */
+    const uint32_t *compressed; /* Of each vocabulary id; borrowed. */
+    uint32_t pad;               /* Compressed id of pad_token_id. */
+    uint32_t image;             /* Vocabulary id that blocks. */
 };
-
-/* KV_IO, KV_NOMEM; KV_INVALID names the file, the position, what was expected and found.  The count
- * of different ids must be `compressed_count`, each in 0 .. compressed_count - 1. */
-kv_status eng_engram_ids_load(const char *path, uint32_t vocab, uint32_t compressed_count,
-                              uint32_t pad_id, uint32_t image_id, struct eng_engram_ids *ret_ids,
-                              struct kv_error *err) KV_MUST_CHECK;
-void eng_engram_ids_fini(struct eng_engram_ids *ids);
 
 /*
  * newest_first[s] is the vocabulary id at position p - s, `known` of them (p + 1 if fewer than

@@ -2,10 +2,9 @@
  * Binds tensors to layers by their released names (the model's specification, section 7.1),
  * dequantizes and packs them.
  *
- * The list of what is loaded here is the list of what a model must have, with dtype and shape, and
- * nothing else may be in the file: a left-over tensor means that the config describes another model
- * than the weights belong to.  Loading is a sequence of steps with one sticky status in a cursor,
- * so the layer reads like the table of the specification.
+ * That exactly these tensors are there was checked when the checkpoint was opened.  Loading is a
+ * sequence of steps with one sticky status in a cursor, so the layer reads like the table of the
+ * specification.
  */
 
 #include "engine/model/weights.h"
@@ -20,7 +19,7 @@
 
 struct cursor {
     const struct eng_config *config;
-    struct eng_safetensors *file;
+    const struct eng_checkpoint *checkpoint;
     struct eng_weights *weights;
     struct kv_error *err;
     kv_status status;
@@ -60,7 +59,7 @@ static const uint8_t *take(struct cursor *at, const char *name, const char *suff
     const uint8_t *data = NULL;
     if (at->status != KV_OK) return NULL;
     (void)snprintf(full, sizeof(full), "%s%s%s", at->prefix, name, suffix);
-    at->status = eng_safetensors_take(at->file, full, dtype, rows, columns, &data, at->err);
+    at->status = eng_checkpoint_take(at->checkpoint, full, dtype, rows, columns, &data, at->err);
     return data;
 }
 
@@ -306,12 +305,16 @@ static void make_rope(struct cursor *at)
     at->weights->rope_yarn = yarn;
 }
 
-kv_status eng_weights_load(const struct eng_config *config, struct eng_safetensors *file,
-                           struct eng_weights *ret_weights, struct kv_error *err)
+kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_weights *ret_weights,
+                           struct kv_error *err)
 {
+    const struct eng_config *config = eng_checkpoint_config(checkpoint);
     struct eng_weights weights = {0};
-    struct cursor at = {
-        .config = config, .file = file, .weights = &weights, .err = err, .status = KV_OK};
+    struct cursor at = {.config = config,
+                        .checkpoint = checkpoint,
+                        .weights = &weights,
+                        .err = err,
+                        .status = KV_OK};
     struct eng_matrix *head = &weights.head;
 
     weights.embed = load_rows(&at, "embed.weight", config->vocab, config->hidden);
@@ -330,7 +333,6 @@ kv_status eng_weights_load(const struct eng_config *config, struct eng_safetenso
     }
     load_draft(&at);
     make_rope(&at);
-    if (at.status == KV_OK) at.status = eng_safetensors_all_used(file, err);
     if (at.status == KV_OK)
         *ret_weights = weights;
     else

@@ -8,9 +8,9 @@
  */
 
 #include "engine/backend/kernels.h"
+#include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
 #include "engine/model/engram_fetch.h"
-#include "engine/model/safetensors.h"
 
 struct eng_expert {
     struct eng_matrix w1, w3, w2; /* gate, up, down */
@@ -67,7 +67,7 @@ struct eng_weights {
     size_t block_count, block_max;
 };
 
-/* Tables of Engram stay in the file's bytes, which therefore outlive the weights. */
-kv_status eng_weights_load(const struct eng_config *config, struct eng_safetensors *file,
-                           struct eng_weights *ret_weights, struct kv_error *err) KV_MUST_CHECK;
+/* Tables of Engram stay in the checkpoint, which therefore outlives the weights. */
+kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_weights *ret_weights,
+                           struct kv_error *err) KV_MUST_CHECK;
 void eng_weights_fini(struct eng_weights *weights);

@@ -1,12 +1,10 @@
-/* Engram row numbers: NumPy's generator, the published constants of the real model, hashing with
- * its edges (before position 0, image tokens), and the table of compressed ids. */
+/* Engram row numbers: NumPy's generator, the published constants of the real model, and hashing
+ * with its edges: before position 0, and image tokens. */
 
 #include "engine/model/engram.h"
 #include "kvstore/base/bytes.h"
 #include "tests/harness.h"
 #include "tests/unit/test_engram_vectors.h"
-
-#include <unistd.h>
 
 static const struct eng_config real_config = {
     .engram_count = 2,
@@ -96,12 +94,11 @@ static void real_rows(void)
           265589426, 282858673, 294514095, 310938872, 333830098, 336385210, 363195569, 369240782}},
     };
     struct eng_engram_hash hashes[2];
-    struct eng_engram_ids ids = {.vocab = 129280, .pad = 2, .image = 129264};
+    static uint32_t compressed[129280];
+    const struct eng_engram_ids ids = {.compressed = compressed, .pad = 2, .image = 129264};
 
-    ids.compressed = malloc(ids.vocab * sizeof(uint32_t));
-    EXPECT(ids.compressed != NULL);
-    for (uint32_t i = 0; i < ids.vocab; i++)
-        ids.compressed[i] = i % 99092;
+    for (uint32_t i = 0; i < 129280; i++)
+        compressed[i] = i % 99092;
     for (uint32_t i = 0; i < 2; i++)
         eng_engram_hash_init(&hashes[i], &real_config, i);
     for (int layer = 0; layer < 2; layer++)
@@ -111,7 +108,6 @@ static void real_rows(void)
             for (int c = 0; c < 24; c++)
                 EXPECT_EQ_U64(rows[c], want[layer][n][c]);
         }
-    eng_engram_ids_fini(&ids);
 }
 
 /* The toy's table: bytes fold to lower case, every other id stays alone. */
@@ -171,12 +167,11 @@ static void tiny_rows(void)
         .engram_compressed = 486,
     };
     struct eng_engram_hash hashes[2];
-    struct eng_engram_ids ids = {.vocab = 512, .image = 510};
+    uint32_t compressed[512];
+    struct eng_engram_ids ids = {.compressed = compressed, .image = 510};
 
-    ids.compressed = malloc(512 * sizeof(uint32_t));
-    EXPECT(ids.compressed != NULL);
-    tiny_ids(ids.compressed);
-    ids.pad = ids.compressed[2];
+    tiny_ids(compressed);
+    ids.pad = compressed[2];
     for (uint32_t i = 0; i < 2; i++)
         eng_engram_hash_init(&hashes[i], &config, i);
     EXPECT_EQ_U64(hashes[0].primes[0], 257);
@@ -188,52 +183,6 @@ static void tiny_rows(void)
             for (int c = 0; c < 6; c++)
                 EXPECT_EQ_U64(rows[c], want[layer][p][c]);
         }
-    eng_engram_ids_fini(&ids);
-}
-
-/* Writes `count` numbers as the file's bytes, loads them for a vocabulary of 8 with 5 ids. */
-static kv_status load(const char *path, const uint32_t *numbers, size_t bytes,
-                      struct eng_engram_ids *ids, struct kv_error *err)
-{
-    FILE *file = fopen(path, "wb");
-    EXPECT(file != NULL);
-    for (size_t i = 0; i < bytes; i++)
-        EXPECT(fputc((int)(numbers[i / 4] >> (8 * (i % 4)) & 0xff), file) != EOF);
-    EXPECT(fclose(file) == 0);
-    *err = (struct kv_error){0};
-    return eng_engram_ids_load(path, 8, 5, 2, 7, ids, err);
-}
-
-static void table_of_ids(void)
-{
-    static const uint32_t good[9] = {0, 1, 2, 3, 1, 1, 4, 0, 0};
-    static const uint32_t large[8] = {0, 1, 2, 3, 1, 5, 4, 0};
-    static const uint32_t negative[8] = {0, 1, 2, 3, 1, 0xffffffffu, 4, 0};
-    static const uint32_t hole[8] = {0, 1, 2, 3, 1, 1, 3, 0};
-    char path[] = "/tmp/engram-ids-XXXXXX";
-    struct eng_engram_ids ids = {0};
-    struct kv_error err;
-    const int fd = mkstemp(path);
-    EXPECT(fd >= 0);
-    (void)close(fd);
-
-    EXPECT(load(path, good, 32, &ids, &err) == KV_OK);
-    EXPECT_EQ_U32(ids.pad, 2);
-    EXPECT_EQ_U32(ids.image, 7);
-    EXPECT_EQ_U32(ids.compressed[6], 4);
-    eng_engram_ids_fini(&ids);
-    EXPECT(load(path, good, 31, &ids, &err) == KV_INVALID);
-    EXPECT(strstr(err.text, "must have 4 bytes for each of 8 ids, found fewer") != NULL);
-    EXPECT(load(path, good, 36, &ids, &err) == KV_INVALID);
-    EXPECT(strstr(err.text, "found more") != NULL);
-    EXPECT(load(path, large, 32, &ids, &err) == KV_INVALID);
-    EXPECT(strstr(err.text, "id 5 must be below 5, found 5") != NULL);
-    EXPECT(load(path, negative, 32, &ids, &err) == KV_INVALID);
-    EXPECT(strstr(err.text, "id 5 must be below 5, found -1") != NULL);
-    EXPECT(load(path, hole, 32, &ids, &err) == KV_INVALID);
-    EXPECT(strstr(err.text, "must have 5 different ids, found 4") != NULL);
-    (void)unlink(path);
-    EXPECT(eng_engram_ids_load(path, 8, 5, 2, 7, &ids, &err) == KV_IO);
 }
 
 int main(void)
@@ -242,6 +191,5 @@ int main(void)
     real_constants();
     real_rows();
     tiny_rows();
-    table_of_ids();
     HARNESS_END();
 }
