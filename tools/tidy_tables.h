@@ -76,6 +76,8 @@ static const struct layer_row layers[] = {
     {"cached/*",
      {BASE, FORMAT, "cached/config*", "cached/auth.h", "cached/state_lock.h", "cached/daemon.h",
       "cached/version.h"}},
+    /* The commands about models run the engine in their own process. */
+    {"tools/cachectl/model*", {BASE, FORMAT, "engine/*", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };
