@@ -76,8 +76,11 @@ static const struct layer_row layers[] = {
     {"cached/*",
      {BASE, FORMAT, "cached/config*", "cached/auth.h", "cached/state_lock.h", "cached/daemon.h",
       "cached/version.h"}},
-    /* The commands about models run the engine in their own process. */
-    {"tools/cachectl/model*", {BASE, FORMAT, "engine/*", "tools/*"}},
+    /* They read and make models by the engine's own list of what is in one; `model run` runs them
+     * in its own process. */
+    {"tools/mkmodel*", {BASE, FORMAT, "engine/model/*", "tools/*"}},
+    {"tools/cachectl/model_*",
+     {BASE, FORMAT, PROTO, "engine/model/*", "engine/engine.h", "engine/probe.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };
