@@ -244,8 +244,10 @@ static void test_exact_replay(struct rig *a, struct rig *b)
     for (uint32_t hit = 200; hit < 208; hit++) {
         EXPECT(same_after_replay(a, b, hit, 120));
         EXPECT(same_after_replay(a, b, hit, 121));
-        if (!same_after_replay(a, b, hit, 119)) shorter_differs = true;
     }
+    /* One row too few, through eight layers of rounding, shows at some positions only. */
+    for (uint32_t hit = 200; hit < 260 && !shorter_differs; hit++)
+        shorter_differs = !same_after_replay(a, b, hit, 119);
     EXPECT(shorter_differs);
     EXPECT(!same_after_replay(a, b, 200, 16));
     /* From the start it is no replay at all. */
@@ -318,7 +320,7 @@ static void test_matches_the_oracle(void)
 {
     char dir[64];
     struct rig a;
-    fixture_make_model(dir, 7);
+    fixture_make(dir, 7, "--plain"); /* What that oracle knows. */
     struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
     fixture_remove_model(dir);
     rig_init(&a, model);

@@ -278,7 +278,7 @@ static void test_fingerprint(void)
 
 int main(void)
 {
-    fixture_make_model(dir, 5);
+    fixture_make(dir, 5, "--plain");
     weights = read_file("model.safetensors", &weights_bytes);
     config = read_file("config.json", &config_bytes);
     test_fingerprint();
