@@ -81,6 +81,7 @@ static const struct layer_row layers[] = {
     {"tools/mkmodel*", {BASE, FORMAT, "engine/model/*", "tools/*"}},
     {"tools/cachectl/model_*",
      {BASE, FORMAT, PROTO, "engine/model/*", "engine/engine.h", "engine/probe.h", "tools/*"}},
+    {"tools/cachectl/bench_*", {BASE, FORMAT, PROTO, "engine/engine.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };

@@ -1,0 +1,64 @@
+#pragma once
+
+/*
+ * The engine inside this process, for benchmarks of computing: a model (`small` with random
+ * weights, made in a directory of its own, or one given), sessions with their pages, and runs of
+ * tokens. One thread.
+ */
+
+#include "engine/engine.h"
+#include "tools/cachectl/ctl.h"
+
+#define BENCH_DIR_BYTES 160u
+
+/* What the user chose. */
+struct bench_engine_options {
+    const char *model_dir; /* NULL: `small`, made and removed again. */
+    uint64_t threads;      /* 0: one per core. */
+    bool quick;
+};
+
+/* A directory with a model in it.  Owned by: the benchmark. */
+struct bench_model_dir {
+    char path[BENCH_DIR_BYTES];
+    bool made; /* Removed by bench_model_dir_drop(). */
+};
+
+/* Returns an exit code, with the sentence printed. */
+int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_options *options,
+                         struct bench_model_dir *ret_dir);
+void bench_model_dir_drop(struct bench_model_dir *dir);
+
+/* Opens it with the CPU backend.  NULL: not possible, the sentence is printed. */
+struct eng_model *bench_model_open(const struct bench_model_dir *dir, uint32_t threads,
+                                   bool prefill_all);
+
+/* A session and memory for `tokens` tokens.  Owned by: the benchmark. */
+struct bench_session {
+    struct eng_model *model;
+    struct eng_session *session;
+    uint8_t *memory; /* page_count pages, one behind the other, KV_IO_ALIGN aligned. */
+    uint8_t **pages;
+    uint32_t page_count;
+    bool all_layers;
+};
+
+/* all_layers: the model was opened with prefill_all. */
+bool bench_session_init(struct bench_session *own, struct eng_model *model, uint32_t tokens,
+                        bool all_layers);
+void bench_session_fini(struct bench_session *own);
+uint64_t bench_session_page_bytes(const struct bench_session *own);
+
+/* Back to 0 with the same pages. */
+void bench_session_reset(struct bench_session *own);
+/* `to` becomes `from`: windows and pages. */
+void bench_session_copy(struct bench_session *to, const struct bench_session *from);
+
+/* Runs the begun runs of `count` sessions to their ends, pass after pass, all in one pass where
+ * they fit. */
+void bench_finish_runs(struct bench_session *const *sessions, uint32_t count);
+
+/* Tokens drawn from `seed`, without the special ones. */
+void bench_ids(const struct eng_model *model, uint32_t seed, uint32_t *ids, uint32_t count);
+
+double bench_now(void); /* Seconds. */

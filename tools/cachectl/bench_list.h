@@ -1,0 +1,16 @@
+#pragma once
+
+/* The benchmarks, each in the file that runs it: `cachectl bench NAME`.  Each returns an exit code.
+ */
+
+#include "tools/cachectl/bench_engine.h"
+#include "tools/cachectl/bench_pairs.h"
+
+/* daemon NULL: ../cached/cached beside this program. */
+int bench_rpc(struct ctl *ctl, const char *daemon, bool quick);
+
+int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options);
+int bench_threads(struct ctl *ctl, const struct bench_engine_options *options);
+int bench_resume(struct ctl *ctl, const struct bench_engine_options *options);
+int bench_decode(struct ctl *ctl, const struct bench_engine_options *options);
+int bench_batch_replay(struct ctl *ctl, const struct bench_engine_options *options);

@@ -1,0 +1,162 @@
+/*
+ * Measures pairs and prints their ratios.
+ *
+ * The order inside a pair alternates, so that a machine that grows slower or faster during the run
+ * pushes neighbouring ratios to opposite sides; the median then stands still.
+ */
+
+#include "tools/cachectl/bench_pairs.h"
+
+#include "kvstore/base/bytes.h"
+#include "tools/cachectl/out.h"
+#include "tools/cachectl/spawn.h"
+
+#include <assert.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int bench_pairs_measure(const struct ctl *ctl, struct bench_pairs *pairs, uint32_t count,
+                        bench_run run, void *run_context, bench_run anchor, void *anchor_context)
+{
+    assert(count >= 1 && count <= BENCH_PAIRS_MAX);
+    pairs->count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        double *mine = &pairs->seconds[i], *other = &pairs->anchor_seconds[i];
+        const bool ok = i % 2 == 0 ? anchor(anchor_context, other) && run(run_context, mine)
+                                   : run(run_context, mine) && anchor(anchor_context, other);
+        if (!ok || spawn_interrupted()) return CLIENT_EXIT_FAILED;
+        pairs->count++;
+        ctl_say(ctl, "%s, pair %u of %u: %.3f s beside %.3f s", pairs->what, i + 1, count, *mine,
+                *other);
+    }
+    return CLIENT_EXIT_OK;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median_of(const double *values, uint32_t count)
+{
+    double sorted[BENCH_PAIRS_MAX];
+    memcpy(sorted, values, count * sizeof(*values));
+    qsort(sorted, count, sizeof(*sorted), compare);
+    return count % 2 == 1 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
+}
+
+struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs)
+{
+    double ratios[BENCH_PAIRS_MAX];
+    assert(pairs->count >= 1);
+    for (uint32_t i = 0; i < pairs->count; i++) {
+        ratios[i] = pairs->seconds[i] / pairs->anchor_seconds[i];
+        if (pairs->speed)
+            ratios[i] =
+                (pairs->unit / pairs->seconds[i]) / (pairs->anchor_unit / pairs->anchor_seconds[i]);
+    }
+    struct bench_ratio ratio = {
+        .median = median_of(ratios, pairs->count), .min = ratios[0], .max = ratios[0]};
+    for (uint32_t i = 1; i < pairs->count; i++) {
+        ratio.min = KV_MIN(ratio.min, ratios[i]);
+        ratio.max = KV_MAX(ratio.max, ratios[i]);
+    }
+    return ratio;
+}
+
+static bool is_met(const struct bench_pairs *pairs, double ratio)
+{
+    return pairs->at_least ? ratio >= pairs->target : ratio <= pairs->target;
+}
+
+static const char *verdict(const struct bench_pairs *pairs, double ratio)
+{
+    if (!(pairs->target > 0)) return "";
+    return is_met(pairs, ratio) ? "met" : "missed";
+}
+
+static json_t *pairs_json(const struct bench_pairs *pairs)
+{
+    const struct bench_ratio ratio = bench_pairs_ratio(pairs);
+    json_t *object = json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f}", "what", pairs->what,
+                               "anchor", pairs->anchor, "pairs", (int)pairs->count, "seconds",
+                               median_of(pairs->seconds, pairs->count), "anchor_seconds",
+                               median_of(pairs->anchor_seconds, pairs->count), "ratio",
+                               ratio.median, "ratio_min", ratio.min, "ratio_max", ratio.max);
+    if (object != NULL && pairs->target > 0)
+        (void)json_object_update_new(
+            object, json_pack("{s:s, s:f, s:b}", "bound", pairs->at_least ? "at least" : "at most",
+                              "target", pairs->target, "met", is_met(pairs, ratio.median)));
+    return object;
+}
+
+static void add_measured(struct out_table *table, const double *seconds, uint32_t count,
+                         double unit)
+{
+    const double middle = median_of(seconds, count);
+    if (unit > 0)
+        out_table_cell(table, "%.0f tok/s", unit / middle);
+    else
+        out_table_cell(table, "%.2f ms", middle * 1000);
+}
+
+static void print_table(const struct ctl *ctl, const struct bench_pairs *pairs, size_t count)
+{
+    static const char *const names[] = {"WHAT", "MEASURED", "ANCHOR", "ANCHOR_MEASURED", "RATIO",
+                                        "MIN",  "MAX",      "PAIRS",  "TARGET",          ""};
+    struct out_table table;
+
+    out_table_init(&table, names, KV_ARRAY_COUNT(names), 0xfa);
+    for (size_t i = 0; i < count; i++) {
+        const struct bench_pairs *line = &pairs[i];
+        const struct bench_ratio ratio = bench_pairs_ratio(line);
+        out_table_cell(&table, "%s", line->what);
+        add_measured(&table, line->seconds, line->count, line->unit);
+        out_table_cell(&table, "%s", line->anchor);
+        add_measured(&table, line->anchor_seconds, line->count, line->anchor_unit);
+        out_table_cell(&table, "%.3f", ratio.median);
+        out_table_cell(&table, "%.3f", ratio.min);
+        out_table_cell(&table, "%.3f", ratio.max);
+        out_table_cell(&table, "%u", line->count);
+        if (line->target > 0)
+            out_table_cell(&table, "%s %.2f", line->at_least ? ">=" : "<=", line->target);
+        else
+            out_table_cell(&table, "-");
+        out_table_cell(&table, "%s", verdict(line, ratio.median));
+    }
+    out_table_print(ctl, &table);
+}
+
+static void print_facts(json_t *facts)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach(facts, name, value)
+    {
+        if (json_is_string(value))
+            (void)printf("%s: %s\n", name, json_string_value(value));
+        else if (json_is_integer(value))
+            (void)printf("%s: %" JSON_INTEGER_FORMAT "\n", name, json_integer_value(value));
+        else
+            (void)printf("%s: %.4g\n", name, json_number_value(value));
+    }
+}
+
+int bench_pairs_report(const struct ctl *ctl, const char *name, const struct bench_pairs *pairs,
+                       size_t count, json_t *facts)
+{
+    if (!ctl->json) {
+        print_table(ctl, pairs, count);
+        if (facts != NULL) print_facts(facts);
+        json_decref(facts);
+        return CLIENT_EXIT_OK;
+    }
+    json_t *lines = json_array();
+    for (size_t i = 0; i < count; i++)
+        (void)json_array_append_new(lines, pairs_json(&pairs[i]));
+    return out_json_take(json_pack("{s:s, s:o, s:o}", "benchmark", name, "comparisons", lines,
+                                   "facts", facts != NULL ? facts : json_object()));
+}

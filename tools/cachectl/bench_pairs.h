@@ -1,0 +1,45 @@
+#pragma once
+
+/*
+ * Two things measured in turn, A B A B, and what their ratios say.  Every engine benchmark is a
+ * list of such comparisons: a ratio against an anchor of the same minute is all that counts on a
+ * shared machine.
+ */
+
+#include "tools/cachectl/ctl.h"
+
+struct json_t;
+
+#define BENCH_PAIRS_MAX 64u
+
+/* One line of the result.  Owned by: the benchmark's stack. */
+struct bench_pairs {
+    char what[96];   /* What was measured. */
+    char anchor[96]; /* What it is compared with. */
+    double unit;     /* Work done by one measured run (tokens); 0: seconds are printed instead. */
+    double anchor_unit;
+    double target; /* 0: none. */
+    bool at_least; /* The ratio should be at least `target`; false: at most. */
+    bool speed;    /* The ratio is of speeds (unit / seconds); false: of seconds. */
+    uint32_t count;
+    double seconds[BENCH_PAIRS_MAX], anchor_seconds[BENCH_PAIRS_MAX];
+};
+
+/* Runs something once.  false: it failed (the sentence is printed). */
+typedef bool (*bench_run)(void *context, double *ret_seconds);
+
+/* `count` pairs, the order changing from pair to pair.  Returns an exit code. */
+int bench_pairs_measure(const struct ctl *ctl, struct bench_pairs *pairs, uint32_t count,
+                        bench_run run, void *run_context, bench_run anchor, void *anchor_context);
+
+/* Median of the pairs' ratios, and their ends. */
+struct bench_ratio {
+    double median, min, max;
+};
+struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs);
+
+/* Prints a table of comparisons, or JSON.  `facts` (taken over; NULL: none) is an object of figures
+ * that have no anchor: printed as one line each.  Returns an exit code: a missed target is printed
+ * as missed and is no error. */
+int bench_pairs_report(const struct ctl *ctl, const char *name, const struct bench_pairs *pairs,
+                       size_t count, struct json_t *facts);

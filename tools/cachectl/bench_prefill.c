@@ -1,0 +1,166 @@
+/*
+ * `cachectl bench prefill`: what reading a prompt costs when only the encoder reads all of it.
+ *
+ * The same weights twice in one process: once as the daemon runs them (encoder on every token, the
+ * decoder over the last window), once with all layers on every token.  The floor is the share of
+ * layers, one half, plus the last window's way through the decoder.  `threads` compares two threads
+ * with one; the memory line says what a long prompt needs beyond weights, rows and windows.
+ */
+
+#include "kvstore/base/bytes.h"
+#include "tools/cachectl/bench_list.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct prefill {
+    struct bench_session *session;
+    const uint32_t *ids;
+    uint32_t tokens;
+};
+
+static bool run_prefill(void *context, double *ret_seconds)
+{
+    const struct prefill *prefill = context;
+    struct bench_session *one[] = {prefill->session};
+
+    bench_session_reset(prefill->session);
+    const double began = bench_now();
+    eng_prefill_begin(prefill->session->session, prefill->ids, 0, prefill->tokens);
+    bench_finish_runs(one, 1);
+    *ret_seconds = bench_now() - began;
+    return true;
+}
+
+/* Resident memory that is not a mapped file, in bytes. */
+static uint64_t own_memory(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof(line), file) != NULL)
+        if (strncmp(line, "RssAnon:", 8) == 0) (void)sscanf(line + 8, "%llu", &kib);
+    (void)fclose(file);
+    return kib << 10;
+}
+
+/* Beyond the pages of both sessions and the windows of both; both models' scratch is in it. */
+static uint64_t memory_beyond(const struct bench_session *a, const struct bench_session *b,
+                              uint64_t before)
+{
+    const struct kv_layout *layout = eng_model_layout(a->model);
+    const uint64_t held = bench_session_page_bytes(a) + bench_session_page_bytes(b) +
+                          2 * (uint64_t)layout->image_bytes;
+    const uint64_t now = own_memory() - before;
+    return now > held ? now - held : 0;
+}
+
+struct bench_case {
+    uint32_t tokens, pairs;
+    double target;
+};
+
+static int measure(const struct ctl *ctl, struct bench_session *ced, struct bench_session *all,
+                   const uint32_t *ids, const struct bench_case *cases, uint32_t count,
+                   struct bench_pairs *pairs)
+{
+    int code = CLIENT_EXIT_OK;
+    for (uint32_t i = 0; i < count && code == 0; i++) {
+        struct prefill mine = {ced, ids, cases[i].tokens}, anchor = {all, ids, cases[i].tokens};
+        struct bench_pairs *line = &pairs[i];
+        *line = (struct bench_pairs){
+            .unit = cases[i].tokens, .anchor_unit = cases[i].tokens, .target = cases[i].target};
+        (void)snprintf(line->what, sizeof(line->what), "CED prefill of %u", cases[i].tokens);
+        (void)snprintf(line->anchor, sizeof(line->anchor), "all layers");
+        code = bench_pairs_measure(ctl, line, cases[i].pairs, run_prefill, &mine, run_prefill,
+                                   &anchor);
+    }
+    return code;
+}
+
+int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options)
+{
+    static const struct bench_case full[] = {{1024, 7, 0.60}, {8192, 5, 0.55}, {32768, 3, 0.53}};
+    static const struct bench_case quick[] = {{1024, 5, 0.60}, {2048, 5, 0}};
+    const struct bench_case *cases = options->quick ? quick : full;
+    const uint32_t count = options->quick ? KV_ARRAY_COUNT(quick) : KV_ARRAY_COUNT(full);
+    const uint32_t most = cases[count - 1].tokens;
+    struct bench_pairs pairs[KV_ARRAY_COUNT(full)];
+    struct bench_session ced = {0}, all = {0};
+    struct bench_model_dir dir;
+    uint32_t *ids = calloc(most, sizeof(*ids));
+
+    int code = ids != NULL ? bench_model_dir_make(ctl, options, &dir) : CLIENT_EXIT_FAILED;
+    if (code != 0) {
+        free(ids);
+        return code;
+    }
+    const uint64_t before = own_memory();
+    struct eng_model *one = bench_model_open(&dir, (uint32_t)options->threads, false);
+    struct eng_model *two = bench_model_open(&dir, (uint32_t)options->threads, true);
+    if (one == NULL || two == NULL || !bench_session_init(&ced, one, most, false) ||
+        !bench_session_init(&all, two, most, true))
+        code = CLIENT_EXIT_FAILED;
+    if (code == 0) {
+        bench_ids(one, 1, ids, most);
+        code = measure(ctl, &ced, &all, ids, cases, count, pairs);
+    }
+    if (code == 0)
+        code = bench_pairs_report(ctl, "prefill", pairs, count,
+                                  json_pack("{s:s, s:s, s:f}", "model", eng_model_name(one),
+                                            "kernels", eng_model_family(one),
+                                            "MiB beyond weights, rows and windows (two engines)",
+                                            (double)memory_beyond(&ced, &all, before) / 1048576));
+    bench_session_fini(&ced);
+    bench_session_fini(&all);
+    eng_model_close(one);
+    eng_model_close(two);
+    bench_model_dir_drop(&dir);
+    free(ids);
+    return code;
+}
+
+int bench_threads(struct ctl *ctl, const struct bench_engine_options *options)
+{
+    const uint32_t tokens = options->quick ? 1024 : 4096;
+    struct bench_pairs pairs = {.unit = tokens,
+                                .anchor_unit = tokens,
+                                .target = 1.7,
+                                .at_least = true,
+                                .speed = true,
+                                .what = "prefill with 2 threads",
+                                .anchor = "1 thread"};
+    struct bench_session one = {0}, two = {0};
+    struct bench_model_dir dir;
+    uint32_t *ids = calloc(tokens, sizeof(*ids));
+
+    int code = ids != NULL ? bench_model_dir_make(ctl, options, &dir) : CLIENT_EXIT_FAILED;
+    if (code != 0) {
+        free(ids);
+        return code;
+    }
+    struct eng_model *slow = bench_model_open(&dir, 1, false);
+    struct eng_model *fast = bench_model_open(&dir, 2, false);
+    if (slow == NULL || fast == NULL || !bench_session_init(&one, slow, tokens, false) ||
+        !bench_session_init(&two, fast, tokens, false))
+        code = CLIENT_EXIT_FAILED;
+    if (code == 0) {
+        bench_ids(slow, 1, ids, tokens);
+        struct prefill mine = {&two, ids, tokens}, anchor = {&one, ids, tokens};
+        code = bench_pairs_measure(ctl, &pairs, options->quick ? 5 : 7, run_prefill, &mine,
+                                   run_prefill, &anchor);
+    }
+    if (code == 0)
+        code = bench_pairs_report(ctl, "threads", &pairs, 1,
+                                  json_pack("{s:s}", "kernels", eng_model_family(slow)));
+    bench_session_fini(&one);
+    bench_session_fini(&two);
+    eng_model_close(slow);
+    eng_model_close(fast);
+    bench_model_dir_drop(&dir);
+    free(ids);
+    return code;
+}
