@@ -301,7 +301,7 @@ static void cpu_pass(struct eng_model *model, const struct eng_pass_spans *spans
 
 const struct eng_backend_ops eng_backend_cpu = {
     .name = "cpu",
-    .revision = "cpu fp32 1: sums in order of k, 16-lane dots, no fused multiply-add",
+    .revision = "cpu 2",
     .open = cpu_open,
     .close = cpu_close,
     .family = cpu_family,
