@@ -10,38 +10,21 @@
 #include "engine/engine.h"
 
 #include "engine/backend/backend.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/checkpoint.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CONFIG_BYTES_MAX (1u << 20)
-
 static const char layout_version[] = "layout 1; ties: larger score, then smaller index";
 
-static kv_status read_config(struct eng_model *model, const char *model_dir, bool computes,
-                             struct kv_error *err)
+static kv_status read_config(struct eng_model *model, const char *model_dir, struct kv_error *err)
 {
-    char path[4096];
-    uint8_t *text = NULL;
-    size_t count = 0;
-
-    if (model_dir == NULL) {
-        eng_config_tiny(&model->config);
-        return KV_OK;
-    }
-    const int length = snprintf(path, sizeof(path), "%s/config.json", model_dir);
-    if (length < 0 || (size_t)length >= sizeof(path))
-        return KV_FAIL(err, KV_INVALID, "model directory: path too long");
-    kv_status status = eng_file_read(path, CONFIG_BYTES_MAX, &text, &count, err);
-    if (status != KV_OK) return status;
-    status = eng_config_parse(path, (const char *)text, count, &model->config, err);
-    if (status == KV_OK && computes) status = eng_config_check_supported(path, &model->config, err);
-    if (status == KV_OK) kv_sha256(text, count, &model->config_digest);
-    free(text);
-    return status;
+    if (model_dir != NULL)
+        return eng_checkpoint_config_read(model_dir, &model->config, &model->config_digest, err);
+    eng_config_tiny(&model->config);
+    return KV_OK;
 }
 
 static void make_fingerprint(struct eng_model *model)
@@ -125,8 +108,7 @@ kv_status eng_model_open_with(const struct eng_options *options, const struct en
         status = KV_FAIL(err, KV_INVALID,
                          "model directory: none given, and the cpu backend "
                          "needs config.json and model.safetensors");
-    if (status == KV_OK)
-        status = read_config(model, options->model_dir, options->backend == ENG_BACKEND_CPU, err);
+    if (status == KV_OK) status = read_config(model, options->model_dir, err);
     if (status == KV_OK)
         status = eng_config_layout(&model->config, options->spare_tokens, &model->layout, err);
     if (status == KV_OK && model->quant_off) status = widen_rows(model, err);
@@ -204,9 +186,9 @@ uint32_t eng_model_verify_max(const struct eng_model *model)
     return model->verify_max;
 }
 
-uint32_t eng_model_draft_max(const struct eng_model *model)
+const struct eng_config *eng_model_config(const struct eng_model *model)
 {
-    return 0;
+    return &model->config;
 }
 
 uint32_t eng_model_eos(const struct eng_model *model)

@@ -88,6 +88,8 @@ struct eng_backend_ops {
      * layers over the decode spans, which this run has encoded, and logits where
      * eng_wants_logits(). */
     void (*pass)(struct eng_model *model, const struct eng_pass_spans *spans);
+    /* eng_draft(); NULL: this backend does not draft. */
+    void (*draft)(struct eng_model *model, const struct eng_draft_item *items, uint32_t count);
 };
 
 extern const struct eng_backend_ops eng_backend_cpu;

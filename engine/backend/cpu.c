@@ -12,7 +12,6 @@
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 static kv_status choose_kernels(const struct eng_model *model, struct cpu_model *own,
@@ -29,41 +28,45 @@ static kv_status choose_kernels(const struct eng_model *model, struct cpu_model 
     return KV_FAIL(err, KV_INVALID, "instruction set: this machine has no %s", names[model->isa]);
 }
 
+static void cpu_free(struct cpu_model *own)
+{
+    eng_fetch_destroy(own->fetch);
+    free(own->engram_tables);
+    free(own->batch_memory);
+    eng_weights_fini(&own->weights);
+    eng_checkpoint_close(own->checkpoint);
+    free(own);
+}
+
 static kv_status cpu_open(struct eng_model *model, const char *model_dir, struct kv_error *err)
 {
-    char path[4096];
-    struct eng_safetensors *file = NULL;
     struct cpu_model *own = calloc(1, sizeof(*own));
     if (own == NULL) return KV_FAIL(err, KV_NOMEM, "model");
 
-    kv_status status = KV_OK;
-    const int length = snprintf(path, sizeof(path), "%s/model.safetensors", model_dir);
-    if (length < 0 || (size_t)length >= sizeof(path))
-        status = KV_FAIL(err, KV_INVALID, "model directory: path too long");
-    if (status == KV_OK) status = eng_safetensors_open(path, &file, err);
-    if (status == KV_OK) status = eng_weights_load(&model->config, file, &own->weights, err);
+    kv_status status = eng_checkpoint_open(model_dir, &own->checkpoint, err);
+    if (status == KV_OK) {
+        const struct kv_digest config = eng_checkpoint_config_digest(own->checkpoint);
+        if (memcmp(&config, &model->config_digest, sizeof(config)) != 0)
+            status =
+                KV_FAIL(err, KV_INVALID, "%s: config.json changed while it was read", model_dir);
+    }
+    if (status == KV_OK) status = eng_weights_load(own->checkpoint, &own->weights, err);
     if (status == KV_OK) status = choose_kernels(model, own, err);
     if (status == KV_OK) status = cpu_batch_init(model, own, err);
-    if (status == KV_OK) {
-        size_t count = 0;
-        const uint8_t *bytes = eng_safetensors_bytes(file, &count);
-        kv_sha256(bytes, count, &model->weights_digest);
-        model->bytes = own->weights.bytes;
-        model->backend = own;
-    } else {
-        eng_weights_fini(&own->weights);
-        free(own);
+    if (status == KV_OK) status = cpu_engram_open(model, own, err);
+    if (status != KV_OK) {
+        cpu_free(own);
+        return status;
     }
-    eng_safetensors_close(file);
-    return status;
+    model->weights_digest = eng_checkpoint_digest(own->checkpoint);
+    model->bytes = own->weights.bytes;
+    model->backend = own;
+    return KV_OK;
 }
 
 static void cpu_close(struct eng_model *model)
 {
-    struct cpu_model *own = model->backend;
-    eng_weights_fini(&own->weights);
-    free(own->batch_memory);
-    free(own);
+    cpu_free(model->backend);
     model->backend = NULL;
 }
 
@@ -89,7 +92,7 @@ static void cpu_rewound(struct eng_session *session, const uint32_t *ids)
     eng_host_rewound(session);
 }
 
-static void run_block(struct cpu_batch *batch, uint32_t layer, bool write_rows)
+void cpu_block(struct cpu_batch *batch, uint32_t layer, bool write_rows)
 {
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
 
@@ -119,9 +122,11 @@ static void enter_layer(struct cpu_batch *batch, uint32_t layer)
         probe->before_layer(probe->context, &rows, batch->streams + span->row * width,
                             batch->g + (size_t)span->row * ENG_STREAMS);
     }
+    cpu_engram(batch, layer);
+    cpu_tap(batch, layer);
 }
 
-static void leave_layer(struct cpu_batch *batch, uint32_t layer)
+void cpu_leave_layer(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_probe *probe = batch->owner->probe;
     const size_t width = (size_t)ENG_STREAMS * batch->config->hidden;
@@ -135,13 +140,13 @@ static void leave_layer(struct cpu_batch *batch, uint32_t layer)
     }
 }
 
-static void embed(struct cpu_batch *batch)
+void cpu_embed(struct cpu_batch *batch)
 {
     static const float one_hot[ENG_STREAMS] = {1.0f, 0.0f, 0.0f, 0.0f};
     const size_t hidden = batch->config->hidden;
 
     for (uint32_t t = 0; t < batch->count; t++) {
-        const uint32_t id = eng_run_id(batch->rows[t].session, batch->rows[t].position);
+        const uint32_t id = cpu_row_id(batch, t);
         const float *row = batch->model->weights.embed + (size_t)id * hidden;
         assert(id < batch->config->vocab);
         for (size_t s = 0; s < ENG_STREAMS; s++)
@@ -177,11 +182,12 @@ static void encode(struct cpu_batch *batch, const struct eng_pass_spans *spans)
     batch->streams = batch->encoder_streams;
     batch->g = batch->encoder_g;
     cpu_batch_start(batch, spans->encode, spans->encode_count);
-    embed(batch);
+    cpu_engram_start(batch);
+    cpu_embed(batch);
     for (uint32_t layer = 0; layer < c->encoder_layers; layer++) {
         enter_layer(batch, layer);
-        run_block(batch, layer, true);
-        leave_layer(batch, layer);
+        cpu_block(batch, layer, true);
+        cpu_leave_layer(batch, layer);
     }
     enter_layer(batch, c->encoder_layers);
     cpu_collapse(batch, batch->model->weights.layers[c->encoder_layers].attn_norm);
@@ -286,9 +292,10 @@ static void decode(struct cpu_batch *batch, const struct eng_pass_spans *spans)
     load_encoded(batch, spans);
     for (uint32_t layer = c->encoder_layers; layer < c->layers; layer++) {
         enter_layer(batch, layer);
-        run_block(batch, layer, false);
-        leave_layer(batch, layer);
+        cpu_block(batch, layer, false);
+        cpu_leave_layer(batch, layer);
     }
+    cpu_draft_windows(batch);
     finish_rows(batch);
 }
 
@@ -319,4 +326,5 @@ const struct eng_backend_ops eng_backend_cpu = {
     .rewound = cpu_rewound,
     .begin = eng_host_begin,
     .pass = cpu_pass,
+    .draft = cpu_draft,
 };

@@ -7,10 +7,13 @@
 #include "engine/backend/host.h"
 #include "engine/backend/kernels.h"
 #include "engine/model/weights.h"
+#include "kvstore/base/bytes.h"
 
 #define CPU_TILE 64u         /* Index keys scored at once; never crosses a page. */
 #define CPU_HEAD_ROWS 16u    /* Rows of logits made at once. */
 #define CPU_WINDOW_SPANS 16u /* Full windows that scratch holds beside a pass's own rows. */
+
+#define CPU_DRAFT_SESSIONS 16u /* Sessions drafted for at once. */
 
 /* Mixes of one hyper-connection for one token. */
 struct cpu_mix {
@@ -49,7 +52,9 @@ struct cpu_batch {
     struct cpu_span *spans;
     uint32_t span_count;
     struct cpu_row *rows;
-    uint32_t count; /* Rows; at most owner->pass_rows. */
+    uint32_t count; /* Rows; at most cpu_rows_max(). */
+    /* Ids of the rows of a block of drafts; NULL: rows belong to runs. */
+    const uint32_t *draft_ids;
 
     /* The streams of this half of the model: 4 x hidden, bf16 values, and the incoming pre-mix. */
     float *streams, *g;
@@ -81,6 +86,12 @@ struct cpu_batch {
     float *rope_plain, *rope_yarn, *rope_entry;
     float *tile_score; /* index_heads x CPU_TILE */
 
+    float *engram_x;  /* columns x engram_dim: table rows */
+    float *engram_kv; /* (4 + 1) x hidden: a key per stream, then the value */
+    float *taps;      /* draft_target_count x hidden */
+
+    struct cpu_draft *draft; /* NULL without draft stages. */
+
     float *window;   /* (CPU_WINDOW_SPANS x window + pass_rows) x head_dim */
     float *selected; /* index_topk x head_dim: the rows of one list */
     float *tile;     /* CPU_TILE x index_dim, packed by 16 keys */
@@ -89,8 +100,24 @@ struct cpu_batch {
     float *scratch;  /* Largest single row. */
 };
 
+/* [CPU_DRAFT_SESSIONS] blocks: what the last part of drafting works on. */
+struct cpu_draft {
+    uint32_t *ids;     /* block */
+    float *logits;     /* block x vocab, padded */
+    float *confidence; /* block */
+    uint32_t *tokens;  /* block */
+    /* [CPU_DRAFT_SESSIONS] of each. */
+    uint32_t *prev;
+    float *embed; /* draft_rank */
+    float *bias;  /* vocab, padded */
+};
+
 struct cpu_model {
+    struct eng_checkpoint *checkpoint;
     struct eng_weights weights;
+    struct eng_engram_ids engram_ids;
+    struct eng_engram_table *engram_tables;
+    struct eng_fetch *fetch; /* NULL without Engram. */
     const struct eng_kernels *kernels;
     struct cpu_batch batch;
     void *batch_memory;
@@ -103,6 +130,34 @@ struct cpu_session {
     uint16_t *encoded; /* window x 4 hidden bf16, position p at p % window */
     float *encoded_g;  /* window x 4 */
 };
+
+/* Rows scratch is sized for: a block of drafts is never divided. */
+static inline uint32_t cpu_rows_max(const struct eng_model *model)
+{
+    return KV_MAX(model->pass_rows, model->config.draft_block);
+}
+
+static inline uint32_t cpu_row_id(const struct cpu_batch *batch, uint32_t row)
+{
+    return batch->draft_ids != NULL
+               ? batch->draft_ids[row]
+               : eng_run_id(batch->rows[row].session, batch->rows[row].position);
+}
+
+/* Routed experts of a layer, and how many of them a token takes. */
+static inline uint32_t cpu_experts(const struct eng_config *config, uint32_t layer)
+{
+    return layer < config->layers ? config->experts : config->draft_experts;
+}
+static inline uint32_t cpu_experts_active(const struct eng_config *config, uint32_t layer)
+{
+    return layer < config->layers ? config->experts_active : config->draft_active;
+}
+
+/* cpu.c: the streams as the embedding makes them; one layer; and what the probe is told of it. */
+void cpu_embed(struct cpu_batch *batch);
+void cpu_block(struct cpu_batch *batch, uint32_t layer, bool write_rows);
+void cpu_leave_layer(struct cpu_batch *batch, uint32_t layer);
 
 /* cpu_batch.c */
 size_t cpu_session_bytes(const struct eng_model *model);
@@ -161,6 +216,20 @@ static inline void cpu_top_offer(struct cpu_top *top, float score, uint32_t inde
 
 /* cpu_attention.c: batch->x to batch->sub. */
 void cpu_attention(struct cpu_batch *batch, uint32_t layer, bool write_rows);
+
+/* cpu_engram.c: tables and thread of a model that has them; row numbers of a pass; the part before
+ * a layer's block (nothing for most layers). */
+kv_status cpu_engram_open(const struct eng_model *model, struct cpu_model *own,
+                          struct kv_error *err) KV_MUST_CHECK;
+void cpu_engram_start(const struct cpu_batch *batch);
+void cpu_engram(struct cpu_batch *batch, uint32_t layer);
+
+/* cpu_draft.c: what a draft needs of a layer's input (nothing of most); window rows of the stages
+ * from that; a block's attention, batch->q and kv to batch->o; and a draft. */
+void cpu_tap(struct cpu_batch *batch, uint32_t layer);
+void cpu_draft_windows(struct cpu_batch *batch);
+void cpu_draft_attend(struct cpu_batch *batch, uint32_t layer);
+void cpu_draft(struct eng_model *model, const struct eng_draft_item *items, uint32_t count);
 
 /* cpu_moe.c: batch->x to batch->sub. */
 void cpu_moe(struct cpu_batch *batch, uint32_t layer);

@@ -90,10 +90,8 @@ static void attend_row(struct cpu_batch *batch, uint32_t layer, uint32_t t)
     const struct cpu_span *span = &batch->spans[row->span];
     const uint32_t dim = c->head_dim;
     const size_t width = (size_t)c->heads * dim;
-    const float *ropes = c->ratio[layer] == 0 ? batch->rope_plain : batch->rope_yarn;
     const uint32_t from = window_first(batch, span, layer, row->position);
     const size_t window_row = span->window_at + (from - span->window_base);
-    float *o = batch->o + t * width;
 
     const uint32_t selected = load_selected(batch, layer, t);
     batch->kernels->attend(&(struct eng_attend_args){
@@ -107,12 +105,8 @@ static void attend_row(struct cpu_batch *batch, uint32_t layer, uint32_t t)
         .window_columns = c->window,
         .compressed = batch->selected,
         .compressed_count = selected,
-        .o = o,
+        .o = batch->o + t * width,
     });
-    for (size_t i = 0; i < width; i++)
-        o[i] = eng_bf16_round(o[i]);
-    for (uint32_t h = 0; h < c->heads; h++)
-        cpu_rotate(batch, ropes + (size_t)t * c->rope_dim, o + (size_t)h * dim, dim, true);
 }
 
 static void attend(struct cpu_batch *batch, uint32_t layer)
@@ -126,13 +120,23 @@ static void attend(struct cpu_batch *batch, uint32_t layer)
     }
 }
 
-static void project_out(struct cpu_batch *batch, const struct eng_layer *weights)
+/* The inverse rotation of what each row has read, and the way back to the streams. */
+static void project_out(struct cpu_batch *batch, const struct eng_layer *weights,
+                        const float *ropes)
 {
     const struct eng_config *c = batch->config;
     const size_t width = (size_t)c->heads * c->head_dim;
     const size_t rank = (size_t)c->o_groups * c->o_lora;
     const uint32_t group_width = (uint32_t)(width / c->o_groups);
 
+    for (uint32_t t = 0; t < batch->count; t++) {
+        float *o = batch->o + t * width;
+        for (size_t i = 0; i < width; i++)
+            o[i] = eng_bf16_round(o[i]);
+        for (uint32_t h = 0; h < c->heads; h++)
+            cpu_rotate(batch, ropes + (size_t)t * c->rope_dim, o + (size_t)h * c->head_dim,
+                       c->head_dim, true);
+    }
     for (uint32_t g = 0; g < c->o_groups; g++) {
         const struct eng_matrix group = {
             .packed = weights->wo_a.packed + (size_t)g * c->o_lora * group_width,
@@ -177,9 +181,15 @@ void cpu_attention(struct cpu_batch *batch, uint32_t layer, bool write_rows)
     const struct eng_config *c = batch->config;
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
 
-    make_queries(batch, weights, c->ratio[layer] == 0 ? batch->rope_plain : batch->rope_yarn);
-    if (write_rows && eng_config_owns_rows(c, layer)) cpu_write_rows(batch, layer);
-    if (eng_config_owns_list(c, layer)) cpu_publish_list(batch, layer);
-    attend(batch, layer);
-    project_out(batch, weights);
+    const float *ropes = c->ratio[layer] == 0 ? batch->rope_plain : batch->rope_yarn;
+
+    make_queries(batch, weights, ropes);
+    if (batch->draft_ids != NULL) {
+        cpu_draft_attend(batch, layer);
+    } else {
+        if (write_rows && eng_config_owns_rows(c, layer)) cpu_write_rows(batch, layer);
+        if (eng_config_owns_list(c, layer)) cpu_publish_list(batch, layer);
+        attend(batch, layer);
+    }
+    project_out(batch, weights, ropes);
 }

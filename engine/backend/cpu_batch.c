@@ -64,11 +64,14 @@ static void lay_out_attention(struct carve *carve, const struct eng_config *c, s
 static void lay_out_moe(struct carve *carve, const struct eng_config *c, size_t rows,
                         struct cpu_batch *b)
 {
-    b->gate = take_floats(carve, rows, eng_pad_lanes(c->experts));
-    b->chosen = take(carve, rows * c->experts_active, sizeof(uint32_t));
-    b->chosen_weight = take_floats(carve, rows, c->experts_active);
-    b->expert_slot = take(carve, rows * c->experts_active, sizeof(uint32_t));
-    b->expert_first = take(carve, c->experts + 1, sizeof(uint32_t));
+    const uint32_t experts = KV_MAX(c->experts, c->draft_experts);
+    const uint32_t active = KV_MAX(c->experts_active, c->draft_active);
+
+    b->gate = take_floats(carve, rows, eng_pad_lanes(experts));
+    b->chosen = take(carve, rows * active, sizeof(uint32_t));
+    b->chosen_weight = take_floats(carve, rows, active);
+    b->expert_slot = take(carve, rows * active, sizeof(uint32_t));
+    b->expert_first = take(carve, experts + 1, sizeof(uint32_t));
     b->expert_scale = take_floats(carve, rows, 1);
     b->expert_x = take_floats(carve, rows, c->hidden);
     b->expert_a = take_floats(carve, rows, c->moe_width);
@@ -93,10 +96,40 @@ static void lay_out_tops(struct carve *carve, const struct eng_config *c, size_t
     }
 }
 
+static void lay_out_draft(struct carve *carve, const struct eng_config *c, struct cpu_draft *draft)
+{
+    const size_t rows = (size_t)CPU_DRAFT_SESSIONS * c->draft_block;
+
+    draft->ids = take(carve, rows, sizeof(*draft->ids));
+    draft->logits = take_floats(carve, rows, eng_pad_lanes(c->vocab));
+    draft->confidence = take_floats(carve, rows, 1);
+    draft->tokens = take(carve, rows, sizeof(*draft->tokens));
+    draft->prev = take(carve, CPU_DRAFT_SESSIONS, sizeof(*draft->prev));
+    draft->embed = take_floats(carve, CPU_DRAFT_SESSIONS, c->draft_rank);
+    draft->bias = take_floats(carve, CPU_DRAFT_SESSIONS, eng_pad_lanes(c->vocab));
+}
+
+static void lay_out_extras(struct carve *carve, const struct eng_config *c, size_t rows,
+                           struct cpu_batch *b)
+{
+    struct cpu_draft parts;
+
+    if (c->engram_count > 0) {
+        b->engram_x =
+            take_floats(carve, rows, (size_t)eng_config_engram_columns(c) * c->engram_dim);
+        b->engram_kv = take_floats(carve, rows, (size_t)(ENG_STREAMS + 1) * c->hidden);
+    }
+    if (c->draft_stages == 0) return;
+    b->taps = take_floats(carve, rows, (size_t)c->draft_target_count * c->hidden);
+    b->draft = take(carve, 1, sizeof(*b->draft));
+    lay_out_draft(carve, c, &parts);
+    if (carve->memory != NULL) *b->draft = parts;
+}
+
 static size_t lay_out(const struct eng_model *model, struct cpu_batch *b, void *memory)
 {
     const struct eng_config *c = &model->config;
-    const size_t rows = model->pass_rows;
+    const size_t rows = cpu_rows_max(model);
     const size_t streams = (size_t)ENG_STREAMS * c->hidden;
     struct carve carve = {.memory = memory, .used = 0};
 
@@ -114,6 +147,7 @@ static size_t lay_out(const struct eng_model *model, struct cpu_batch *b, void *
     lay_out_attention(&carve, c, rows, b);
     lay_out_moe(&carve, c, rows, b);
     lay_out_tops(&carve, c, rows, b);
+    lay_out_extras(&carve, c, rows, b);
     b->head_x = take_floats(&carve, CPU_HEAD_ROWS, c->hidden);
     b->head_y = take_floats(&carve, CPU_HEAD_ROWS, eng_pad_lanes(c->vocab));
     b->scratch = take_floats(&carve, 1, KV_MAX(streams, KV_MAX(c->head_dim, c->index_dim)));
@@ -181,9 +215,10 @@ void cpu_batch_start(struct cpu_batch *batch, const struct eng_span *spans, uint
 
     batch->span_count = count;
     batch->count = 0;
+    batch->draft_ids = NULL;
     for (uint32_t i = 0; i < count; i++) {
         struct eng_session *session = spans[i].session;
-        assert(batch->count + spans[i].count <= batch->owner->pass_rows);
+        assert(batch->count + spans[i].count <= cpu_rows_max(batch->owner));
         batch->spans[i] = (struct cpu_span){.session = session,
                                             .first = spans[i].first,
                                             .count = spans[i].count,

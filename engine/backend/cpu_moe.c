@@ -20,31 +20,31 @@ static float sqrt_softplus(float x)
 }
 
 /* The experts of one token, ascending, with their weights. */
-static void route(const struct eng_config *c, const float *bias, float *scores, uint32_t *chosen,
-                  float *weights)
+static void route(const struct eng_config *c, uint32_t layer, const float *bias, float *scores,
+                  uint32_t *chosen, float *weights)
 {
+    const uint32_t experts = cpu_experts(c, layer), active = cpu_experts_active(c, layer);
     float sum = 0;
     bool taken[1024] = {false};
 
-    for (uint32_t e = 0; e < c->experts; e++)
+    for (uint32_t e = 0; e < experts; e++)
         scores[e] = sqrt_softplus(scores[e]);
-    for (uint32_t n = 0; n < c->experts_active; n++) {
-        uint32_t best = c->experts;
-        for (uint32_t e = 0; e < c->experts; e++)
-            if (!taken[e] &&
-                (best == c->experts || scores[e] + bias[e] > scores[best] + bias[best]))
+    for (uint32_t n = 0; n < active; n++) {
+        uint32_t best = experts;
+        for (uint32_t e = 0; e < experts; e++)
+            if (!taken[e] && (best == experts || scores[e] + bias[e] > scores[best] + bias[best]))
                 best = e;
         taken[best] = true;
     }
     uint32_t count = 0;
-    for (uint32_t e = 0; e < c->experts; e++)
+    for (uint32_t e = 0; e < experts; e++)
         if (taken[e]) {
             chosen[count] = e;
             weights[count++] = scores[e];
             sum += scores[e];
         }
     for (uint32_t n = 0; n < count; n++) {
-        if (c->experts_active > 1) weights[n] /= sum + 1e-20f;
+        if (active > 1) weights[n] /= sum + 1e-20f;
         weights[n] *= c->route_scale;
     }
 }
@@ -73,17 +73,17 @@ static void add_to(float *sum, const float *y, uint32_t count)
 }
 
 /* Slots of `chosen` by expert; within one, rows ascend. */
-static void sort_by_expert(struct cpu_batch *batch)
+static void sort_by_expert(struct cpu_batch *batch, uint32_t layer)
 {
-    const struct eng_config *c = batch->config;
-    const uint32_t slots = batch->count * c->experts_active;
+    const uint32_t experts = cpu_experts(batch->config, layer);
+    const uint32_t slots = batch->count * cpu_experts_active(batch->config, layer);
     uint32_t *first = batch->expert_first;
     uint32_t at = 0;
 
-    memset(first, 0, (c->experts + 1) * sizeof(*first));
+    memset(first, 0, (experts + 1) * sizeof(*first));
     for (uint32_t i = 0; i < slots; i++)
         first[batch->chosen[i]]++;
-    for (uint32_t e = 0; e <= c->experts; e++) {
+    for (uint32_t e = 0; e <= experts; e++) {
         const uint32_t count = first[e];
         first[e] = at;
         at += count;
@@ -91,26 +91,28 @@ static void sort_by_expert(struct cpu_batch *batch)
     for (uint32_t i = 0; i < slots; i++)
         batch->expert_slot[first[batch->chosen[i]]++] = i;
     /* Each now holds where the next one begins. */
-    memmove(first + 1, first, c->experts * sizeof(*first));
+    memmove(first + 1, first, experts * sizeof(*first));
     first[0] = 0;
 }
 
-static void run_routed(struct cpu_batch *batch, const struct eng_expert *expert, uint32_t e)
+static void run_routed(struct cpu_batch *batch, uint32_t layer, uint32_t e)
 {
     const struct eng_config *c = batch->config;
+    const struct eng_expert *expert = &batch->model->weights.layers[layer].experts[e];
+    const uint32_t active = cpu_experts_active(c, layer);
     const uint32_t *slots = batch->expert_slot + batch->expert_first[e];
     const uint32_t count = batch->expert_first[e + 1] - batch->expert_first[e];
 
     if (count == 0) return;
     for (uint32_t n = 0; n < count; n++) {
-        const size_t row = slots[n] / c->experts_active;
+        const size_t row = slots[n] / active;
         memcpy(batch->expert_x + (size_t)n * c->hidden, batch->xq + row * c->hidden,
                c->hidden * sizeof(float));
         batch->expert_scale[n] = batch->chosen_weight[slots[n]];
     }
     run_expert(batch, expert, batch->expert_x, count);
     for (uint32_t n = 0; n < count; n++)
-        add_to(batch->sub + (size_t)(slots[n] / c->experts_active) * c->hidden,
+        add_to(batch->sub + (size_t)(slots[n] / active) * c->hidden,
                batch->expert_y + (size_t)n * c->hidden, c->hidden);
 }
 
@@ -119,21 +121,21 @@ static void choose_experts(struct cpu_batch *batch, uint32_t layer)
     const struct eng_config *c = batch->config;
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
     const struct eng_probe *probe = batch->owner->probe;
-    const size_t padded = eng_pad_lanes(c->experts);
+    const uint32_t active = cpu_experts_active(c, layer);
+    const size_t padded = eng_pad_lanes(cpu_experts(c, layer));
 
     cpu_linear(batch, &weights->gate, batch->x, c->hidden, batch->count, batch->gate, padded,
                false);
     for (uint32_t t = 0; t < batch->count; t++) {
-        const struct cpu_row *row = &batch->rows[t];
-        const bool image = eng_run_id(row->session, row->position) == c->image_id;
-        route(c, image ? weights->gate_bias_vl : weights->gate_bias, batch->gate + t * padded,
-              batch->chosen + (size_t)t * c->experts_active,
-              batch->chosen_weight + (size_t)t * c->experts_active);
+        const bool image = batch->draft_ids == NULL && cpu_row_id(batch, t) == c->image_id;
+        route(c, layer, image ? weights->gate_bias_vl : weights->gate_bias,
+              batch->gate + t * padded, batch->chosen + (size_t)t * active,
+              batch->chosen_weight + (size_t)t * active);
     }
     for (uint32_t i = 0; probe != NULL && probe->experts != NULL && i < batch->span_count; i++) {
         const struct cpu_span *span = &batch->spans[i];
         const struct eng_probe_rows rows = cpu_probe_rows(span, layer);
-        const size_t at = (size_t)span->row * c->experts_active;
+        const size_t at = (size_t)span->row * active;
         probe->experts(probe->context, &rows, batch->chosen + at, batch->chosen_weight + at);
     }
 }
@@ -145,11 +147,11 @@ void cpu_moe(struct cpu_batch *batch, uint32_t layer)
     const size_t total = (size_t)batch->count * c->hidden;
 
     choose_experts(batch, layer);
-    sort_by_expert(batch);
+    sort_by_expert(batch, layer);
     cpu_quantize(batch, batch->x, total, batch->xq);
     memset(batch->sub, 0, total * sizeof(float));
-    for (uint32_t e = 0; e < c->experts; e++)
-        run_routed(batch, &weights->experts[e], e);
+    for (uint32_t e = 0; e < cpu_experts(c, layer); e++)
+        run_routed(batch, layer, e);
     for (uint32_t t = 0; t < batch->count; t++)
         batch->expert_scale[t] = 1.0f;
     run_expert(batch, &weights->shared, batch->xq, batch->count);
