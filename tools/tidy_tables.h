@@ -76,6 +76,10 @@ static const struct layer_row layers[] = {
     {"cached/*",
      {BASE, FORMAT, "cached/config*", "cached/auth.h", "cached/state_lock.h", "cached/daemon.h",
       "cached/version.h"}},
+    /* They read and make models by the engine's own list of what is in one. */
+    {"tools/mkmodel*", {BASE, FORMAT, "engine/model/*", "tools/*"}},
+    {"tools/cachectl/model_*",
+     {BASE, FORMAT, PROTO, "engine/model/*", "engine/engine.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };
