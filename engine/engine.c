@@ -81,6 +81,10 @@ kv_status eng_model_open(const struct eng_options *options, struct eng_model **r
         status = KV_FAIL(err, KV_INVALID,
                          "model directory: none given, and the cpu backend "
                          "needs config.json and model.safetensors");
+    model->pass_rows = options->pass_rows > 0 ? options->pass_rows : ENG_PASS_ROWS_DEFAULT;
+    if (status == KV_OK && model->pass_rows > ENG_PASS_ROWS_MAX)
+        status = KV_FAIL(err, KV_INVALID, "pass_rows: at most %u, found %u", ENG_PASS_ROWS_MAX,
+                         model->pass_rows);
     if (status == KV_OK) status = read_config(model, options->model_dir, err);
     if (status == KV_OK)
         status = eng_config_layout(&model->config, options->spare_tokens, &model->layout, err);
@@ -90,6 +94,14 @@ kv_status eng_model_open(const struct eng_options *options, struct eng_model **r
     model->layer_count = layout->encoder_layers + layout->decoder_layers + layout->draft_stages;
     model->ring_rows = layout->window_rows + ENG_RING_EXTRA;
     model->tails_bytes = eng_tail_offset(model, layout->source_count);
+    model->verify_max = KV_MIN(ENG_VERIFY_MAX, layout->window_tokens);
+    model->prefill_all = options->prefill_all;
+    model->sample_values = malloc(layout->vocab_tokens * sizeof(*model->sample_values));
+    model->sample_order = malloc(layout->vocab_tokens * sizeof(*model->sample_order));
+    if (model->sample_values == NULL || model->sample_order == NULL) {
+        status = KV_FAIL(err, KV_NOMEM, "model");
+        goto fail;
+    }
     status = model->ops->open(model, options->model_dir, err);
     if (status != KV_OK) goto fail;
     make_fingerprint(model);
@@ -105,6 +117,8 @@ void eng_model_close(struct eng_model *model)
 {
     if (model == NULL) return;
     if (model->backend != NULL) model->ops->close(model);
+    free(model->sample_values);
+    free(model->sample_order);
     free(model);
 }
 
@@ -126,6 +140,31 @@ const char *eng_model_name(const struct eng_model *model)
 const char *eng_model_backend(const struct eng_model *model)
 {
     return model->ops->name;
+}
+
+const char *eng_model_family(const struct eng_model *model)
+{
+    return model->ops->family(model);
+}
+
+const char *eng_model_isa(const struct eng_model *model)
+{
+    return model->ops->isa(model);
+}
+
+uint32_t eng_model_pass_rows(const struct eng_model *model)
+{
+    return model->pass_rows;
+}
+
+uint32_t eng_model_verify_max(const struct eng_model *model)
+{
+    return model->verify_max;
+}
+
+uint32_t eng_model_draft_max(const struct eng_model *model)
+{
+    return 0;
 }
 
 uint32_t eng_model_eos(const struct eng_model *model)

@@ -6,8 +6,8 @@
  *
  * Owned by: worker.  One model per process; sessions are independent.  Nothing here blocks on
  * anything but computing.  A session's rows live in pages the caller provides
- * (eng_session_set_pages); its windows, tails, logits and scratch live inside the session, all
- * allocated by eng_session_create(): no call below allocates.
+ * (eng_session_set_pages); its windows, tails and logits live inside the session, allocated by
+ * eng_session_create(), scratch inside the model: no call below that computes allocates.
  *
  * A session stands at a position: `tokens` tokens are processed.  It moves by
  *
@@ -15,11 +15,10 @@
  *   eng_session_import     to the position of a window image, or a little below (spare rows)
  *   eng_session_rows_only  to H with rows but no windows; the next prefill must replay
  *   eng_session_cut        back a little, using the spare rows of the live windows
- *   eng_prefill_*          forward over given tokens
- *   eng_decode_token       forward by one token
+ *   a run                  forward over given tokens, by eng_pass(): several sessions together
  *
  * Exactness: every row, window and logit is a function of the tokens, of where prefills ended and
- * of clipped replays; never of chunk size, thread count or what else ran.
+ * of clipped replays; never of chunk size, pass, thread count or what else ran.
  */
 
 #include "kvstore/base/digest.h"
@@ -35,13 +34,26 @@ struct eng_session;
 
 enum eng_backend { ENG_BACKEND_CPU, ENG_BACKEND_SYNTHETIC };
 
+/* Instruction sets of the CPU backend.  AUTO: the best this machine has. */
+enum eng_isa { ENG_ISA_AUTO, ENG_ISA_PORTABLE, ENG_ISA_AVX2, ENG_ISA_AVX512, ENG_ISA_AMX };
+
 struct eng_options {
     enum eng_backend backend;
     /* Directory with config.json and model.safetensors.  For SYNTHETIC: NULL takes the layout of
      * `tiny`; otherwise only config.json is read. */
     const char *model_dir;
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
+    enum eng_isa isa;
+    uint32_t threads; /* 0: one per core. */
+    /* Most encoder rows, and most decoder rows, of one pass: 1 .. ENG_PASS_ROWS_MAX, 0: the
+     * default.  Scratch is sized by it; no bit depends on it. */
+    uint32_t pass_rows;
+    bool quant_off;   /* Activations unrounded, rows as bf16 values: to compare with others. */
+    bool prefill_all; /* The decoder runs over every token of a prefill, not the last window. */
 };
+
+#define ENG_PASS_ROWS_MAX 4096u
+#define ENG_PASS_ROWS_DEFAULT 256u
 
 /* KV_INVALID: the directory is not a model this engine runs (the text names file, field or tensor,
  * what was expected and what was found); KV_IO: it cannot be read; KV_NOMEM. */
@@ -53,9 +65,15 @@ const struct kv_layout *eng_model_layout(const struct eng_model *model);
 
 /* Digest of weights, config, layout version, tie rule and numerics revision. */
 struct kv_digest eng_model_fingerprint(const struct eng_model *model);
-const char *eng_model_name(const struct eng_model *model);   /* "tiny", from config.json */
+const char *eng_model_name(const struct eng_model *model);    /* "tiny", from config.json */
 const char *eng_model_backend(const struct eng_model *model); /* "cpu", "SYNTHETIC" */
+/* Kernel family: sessions computed by one differ from another's in rounding.  "fp32", "amx". */
+const char *eng_model_family(const struct eng_model *model);
+const char *eng_model_isa(const struct eng_model *model); /* What AUTO chose: "avx512". */
 uint32_t eng_model_eos(const struct eng_model *model);
+uint32_t eng_model_pass_rows(const struct eng_model *model);
+uint32_t eng_model_verify_max(const struct eng_model *model);    /* Most tokens of a tokens run. */
+uint32_t eng_model_draft_max(const struct eng_model *model);     /* Drafts per step; 0: none. */
 uint64_t eng_model_bytes(const struct eng_model *model);         /* Memory held by the weights. */
 uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
 
@@ -99,33 +117,70 @@ struct kv_image_state eng_session_state(const struct eng_session *session);
 void eng_session_export(const struct eng_session *session, uint8_t *image);
 
 /*
- * One prefill, as several bounded steps on the worker:
+ * A run is one movement forward, begun by one of the two calls below and carried out by passes.  It
+ * encodes [from, to), then decodes part of it; eng_run_left() says how much of each is to come.
+ * When both reach 0 the run has ended: the session stands at `to`, has logits of token to-1 and no
+ * pending token.
  *
- *   eng_prefill_begin(s, ids, replay_from, to)
- *   while (eng_prefill_left(s) > 0) eng_prefill_chunk(s, count)   any chunk sizes, same bits
- *   eng_prefill_end(s)
+ * A prefill: ids are the tokens [0, to) and stay valid until the run ends.  Tokens [replay_from,
+ * position) are rerun: their rows are read and never written, windows are clipped at replay_from
+ * (only after rows_only; otherwise replay_from must equal the position).  Tokens [position, to) are
+ * new.  The decoder runs over the last window_tokens of what this run computes (replayed included;
+ * with prefill_all over all of it), clipped at their start, except when these are all it computed
+ * and decoder rows up to there were present: then it continues them.  to > position.
  *
- * ids are the tokens [0, to) and stay valid until end.  Tokens [replay_from, position) are rerun:
- * their rows are read and never written, windows are clipped at replay_from (only after rows_only;
- * otherwise replay_from must equal the position).  Tokens [position, to) are new.  The decoder runs
- * in end(), once, over the last window_tokens of what this prefill computed (replayed included),
- * clipped at their start, except when these are all it computed and decoder rows up to there
- * were present: then it continues them.  Afterwards the session stands at `to`, has logits of
- * token to-1 and no pending token.  to > position.
+ * A replay that begins at 0, or encoder_layers x (window_tokens - 1) tokens before the position or
+ * earlier, is exact: its rows and encoder windows are those of a run that never lost its windows,
+ * and it leaves no mark (replay_at is 0).
  */
 void eng_prefill_begin(struct eng_session *session, const uint32_t *ids, uint32_t replay_from,
                        uint32_t to);
+
+/* Decode of one token, or verification of one and some drafts: count <= eng_model_verify_max().
+ * All layers over all of them, logits after each.  The session has windows; tokens are copied. */
+void eng_tokens_begin(struct eng_session *session, const uint32_t *tokens, uint32_t count);
+
+struct eng_run_left {
+    uint32_t encode; /* Tokens the encoder has still to run over. */
+    uint32_t decode; /* Rows the decoder has; they may begin when encode is 0 (prefill_all: as far
+                        as it is encoded). */
+};
+
+/* Zeros when no run is active. */
+struct eng_run_left eng_run_left(const struct eng_session *session);
+
+struct eng_piece {
+    struct eng_session *session; /* With an active run; at most one piece per session. */
+    uint32_t encode;
+    uint32_t decode;
+};
+
+/* Computes the pieces together: first the next `encode` tokens of each through the encoder, then
+ * the next `decode` rows of each through the decoder, which this pass may just have encoded.  Both
+ * sums are at most eng_model_pass_rows().  With prefill_all the encoder is at most window_tokens
+ * ahead of the decoder after a pass. */
+void eng_pass(struct eng_model *model, const struct eng_piece *pieces, uint32_t count);
+
+/* Gives up between passes: back to the position the run began from when that is still possible (its
+ * windows within the spare rows), else the session must be reset.  Returns true if kept. */
+bool eng_run_abort(struct eng_session *session);
+
+/* After a tokens run of n tokens and before anything else moves the session: keeps the first `kept`
+ * (1..n).  The session then is as if only these had been run, with the logits after the last. */
+void eng_verify_keep(struct eng_session *session, uint32_t kept);
+
+/* A prefill as steps of one session alone: begin, chunk while left > 0, end.  The run ends in
+ * end(). */
 uint32_t eng_prefill_left(const struct eng_session *session);
 void eng_prefill_chunk(struct eng_session *session, uint32_t count_max);
 void eng_prefill_end(struct eng_session *session);
-
-/* Gives up between chunks: back to the position begin() started from when that is still possible
- * (its windows within the spare rows), else the session must be reset.  Returns true if kept. */
 bool eng_prefill_abort(struct eng_session *session);
 
 bool eng_session_has_logits(const struct eng_session *session);
 /* layout.vocab_tokens values; valid while has_logits. */
 const float *eng_session_logits(const struct eng_session *session);
+/* The same after tokens[i] of the last tokens run; valid until the next run begins. */
+const float *eng_session_logits_at(const struct eng_session *session, uint32_t i);
 
 struct eng_sampling {
     float temperature; /* 0: greedy (largest logit, then smallest id). */
@@ -137,10 +192,13 @@ struct eng_sampling {
 /* The token for position `tokens`, from the logits; the random number is a function of (seed,
  * position).  Does not move the session. */
 uint32_t eng_session_sample(const struct eng_session *session, const struct eng_sampling *sampling);
+/* The token that follows tokens[i] of the last tokens run. */
+uint32_t eng_session_sample_at(const struct eng_session *session, uint32_t i,
+                               const struct eng_sampling *sampling);
 
 /* Notes a sampled (or forced), not yet processed token; it travels in the image. */
 void eng_session_set_pending(struct eng_session *session, uint32_t token);
 void eng_session_clear_pending(struct eng_session *session);
 
-/* Processes `token` at the present position through all layers; new logits, no pending token. */
+/* A tokens run of one token, at once. */
 void eng_decode_token(struct eng_session *session, uint32_t token);

@@ -50,6 +50,17 @@ static void cpu_close(struct eng_model *model)
     model->backend = NULL;
 }
 
+static const char *cpu_family(const struct eng_model *model)
+{
+    return "fp32";
+}
+
+static const char *cpu_isa(const struct eng_model *model)
+{
+    const struct cpu_model *own = model->backend;
+    return own->kernels->name;
+}
+
 /* Encoder outputs matter within a prefill only, so a copy between prefills has nothing to take. */
 static void cpu_session_copy(struct eng_session *to, const struct eng_session *from)
 {
@@ -152,24 +163,26 @@ static void make_logits(struct eng_session *session)
     struct cpu_batch *batch = &own->batch;
     const struct eng_config *c = batch->config;
     const struct eng_weights *weights = &batch->model->weights;
-    const uint32_t last = batch->count - 1;
-    float *x = batch->x + (size_t)last * c->hidden;
 
     cpu_collapse(batch, batch->g, 4, weights->norm);
-    batch->kernels->matmul(&(struct eng_matmul_args){.packed = weights->head.packed,
-                                                     .n = c->vocab,
-                                                     .k = c->hidden,
-                                                     .x = x,
-                                                     .y = session->logits,
-                                                     .count = 1});
+    for (uint32_t t = 0; t < batch->count; t++) {
+        const uint32_t position = batch->first + t;
+        if (!eng_wants_logits(session, position)) continue;
+        batch->kernels->matmul(&(struct eng_matmul_args){.packed = weights->head.packed,
+                                                         .n = c->vocab,
+                                                         .k = c->hidden,
+                                                         .x = batch->x + (size_t)t * c->hidden,
+                                                         .y = eng_logits_of(session, position),
+                                                         .count = 1});
+    }
 }
 
 static void cpu_decode(struct eng_session *session, uint32_t first, uint32_t to)
 {
-    assert(to - first <= session->model->layout.window_tokens);
-    for (uint32_t at = first; at < to; at += CPU_BATCH)
+    for (uint32_t at = first; at < to; at += CPU_BATCH) {
         decode_batch(session, at, KV_MIN(to - at, CPU_BATCH));
-    make_logits(session);
+        make_logits(session);
+    }
 }
 
 const struct eng_backend_ops eng_backend_cpu = {
@@ -177,6 +190,8 @@ const struct eng_backend_ops eng_backend_cpu = {
     .revision = "cpu fp32 1: sums in order of k, 16-lane dots, no fused multiply-add",
     .open = cpu_open,
     .close = cpu_close,
+    .family = cpu_family,
+    .isa = cpu_isa,
     .session_bytes = cpu_session_bytes,
     .session_init = cpu_session_init,
     .session_copy = cpu_session_copy,

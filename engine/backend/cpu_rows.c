@@ -59,21 +59,22 @@ static void write_pairs(struct eng_session *session, struct cpu_batch *batch, ui
     const struct eng_config *c = batch->config;
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
     const uint32_t dim = c->head_dim;
-    uint8_t *tail = session->tails + eng_tail_offset(session->model, c->rows_source[layer]);
-    float *tail_a = (float *)(void *)tail;
-    float *tail_b = tail_a + dim;
+    const uint32_t offset = eng_tail_offset(session->model, c->rows_source[layer]);
 
     cpu_linear(batch, &weights->cmp_wkv, batch->x, c->hidden, batch->pool_a, dim, false);
     cpu_linear(batch, &weights->cmp_wgate, batch->x, c->hidden, batch->pool_b, dim, false);
     for (uint32_t t = 0; t < batch->count; t++) {
         const float *a = batch->pool_a + (size_t)t * dim;
         const float *b = batch->pool_b + (size_t)t * dim;
-        if ((batch->first + t) % 2 == 0) {
+        const uint32_t position = batch->first + t;
+        float *tail_a = (float *)(void *)(eng_tails_at(session, position) + offset);
+        float *tail_b = tail_a + dim;
+        if (position % 2 == 0) {
             memcpy(tail_a, a, dim * sizeof(*a));
             memcpy(tail_b, b, dim * sizeof(*b));
             continue;
         }
-        if (batch->first + t < session->run.floor) continue;
+        if (position < session->run.floor) continue;
         pool(tail_a, tail_b, a, b, dim, batch->scratch);
         batch->kernels->rms(batch->scratch, weights->cmp_norm, dim, c->rms_eps,
                             batch->latent + (size_t)t * dim);

@@ -158,6 +158,11 @@ static void synthetic_close(struct eng_model *model)
     assert(model->backend == NULL);
 }
 
+static const char *synthetic_kind(const struct eng_model *model)
+{
+    return "synthetic";
+}
+
 static size_t synthetic_session_bytes(const struct eng_model *model)
 {
     return sizeof(struct synthetic_session) + model->ring_rows * sizeof(uint64_t);
@@ -216,8 +221,8 @@ static void synthetic_encode(struct eng_session *session, uint32_t first, uint32
         for (uint32_t i = 0; i < layout->source_count; i++) {
             const struct kv_source *source = &layout->sources[i];
             if ((p + 1) % source->ratio != 0) {
-                fill(own->history, p, PLACE_TAIL + i, session->tails + eng_tail_offset(model, i),
-                     source->tail_bytes);
+                fill(own->history, p, PLACE_TAIL + i,
+                     eng_tails_at(session, p) + eng_tail_offset(model, i), source->tail_bytes);
                 continue;
             }
             if (p < session->run.floor) continue;
@@ -237,9 +242,12 @@ static void synthetic_decode(struct eng_session *session, uint32_t first, uint32
         for (uint32_t layer = layout->encoder_layers; layer < model->layer_count; layer++)
             fill(history_before(session, p + 1), p, layer, eng_ring_row(session, layer, p),
                  layout->window_row_bytes);
-    uint64_t seed = row_seed(history_before(session, to), to - 1, PLACE_LOGITS);
-    for (uint32_t i = 0; i < layout->vocab_tokens; i++)
-        session->logits[i] = (float)(row_word(&seed) >> 40) * 0x1p-20f;
+    for (uint32_t p = first; p < to; p++) {
+        uint64_t seed = row_seed(history_before(session, p + 1), p, PLACE_LOGITS);
+        float *logits = eng_logits_of(session, p);
+        for (uint32_t i = 0; eng_wants_logits(session, p) && i < layout->vocab_tokens; i++)
+            logits[i] = (float)(row_word(&seed) >> 40) * 0x1p-20f;
+    }
 }
 
 const struct eng_backend_ops eng_backend_synthetic = {
@@ -247,6 +255,8 @@ const struct eng_backend_ops eng_backend_synthetic = {
     .revision = "synthetic 1",
     .open = synthetic_open,
     .close = synthetic_close,
+    .family = synthetic_kind,
+    .isa = synthetic_kind,
     .session_bytes = synthetic_session_bytes,
     .session_init = synthetic_session_init,
     .session_copy = synthetic_session_copy,

@@ -30,7 +30,8 @@ void eng_session_export(const struct eng_session *session, uint8_t *image)
     }
     /* Rows alone know no tails: such a session resumes at an even position. */
     if (state.tokens % 2 == 1 && session->has_windows)
-        memcpy(image + layout->tails_offset, session->tails, model->tails_bytes);
+        memcpy(image + layout->tails_offset, eng_tails_at(session, state.tokens - 1),
+               model->tails_bytes);
 }
 
 kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
@@ -59,13 +60,15 @@ kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
     session->has_pending = state->has_pending && tokens == state->tokens;
     session->pending = session->has_pending ? state->pending : 0;
     session->has_logits = false;
+    session->verify_count = 0;
     for (uint32_t layer = 0; layer < model->layer_count; layer++) {
         const uint8_t *rows = image + kv_layout_window_offset(layout, layer);
         for (uint32_t p = eng_layer_first(session, layer); p < tokens; p++)
             memcpy(eng_ring_row(session, layer, p),
                    rows + (size_t)(p - base) * layout->window_row_bytes, layout->window_row_bytes);
     }
-    if (tokens % 2 == 1) memcpy(session->tails, image + layout->tails_offset, model->tails_bytes);
+    if (tokens % 2 == 1)
+        memcpy(eng_tails_at(session, tokens - 1), image + layout->tails_offset, model->tails_bytes);
     model->ops->moved(session, ids, image, state);
     return KV_OK;
 }
@@ -80,5 +83,6 @@ void eng_session_rows_only(struct eng_session *session, const uint32_t *ids, uin
     session->replay_at = 0;
     session->has_pending = false;
     session->has_logits = false;
+    session->verify_count = 0;
     session->model->ops->moved(session, ids, NULL, NULL);
 }

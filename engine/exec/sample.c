@@ -75,13 +75,12 @@ static uint32_t draw(const float *weights, const uint32_t *order, uint32_t count
 }
 
 /* order[vocab - kept ..) holds the kept ids, best last; returns how many. */
-static uint32_t keep_best(const struct eng_session *session, const struct eng_sampling *sampling,
-                          double *ret_mass)
+static uint32_t keep_best(const struct eng_model *model, const float *logits,
+                          const struct eng_sampling *sampling, double *ret_mass)
 {
-    const uint32_t vocab = session->model->layout.vocab_tokens;
-    const float *logits = session->logits;
-    const float *weights = session->sample_values;
-    uint32_t *order = session->sample_order;
+    const uint32_t vocab = model->layout.vocab_tokens;
+    const float *weights = model->sample_values;
+    uint32_t *order = model->sample_order;
     const uint32_t k = sampling->top_k > 0 && sampling->top_k < vocab ? sampling->top_k : vocab;
     uint32_t kept = 0;
     double total = 0, mass = 0;
@@ -110,11 +109,12 @@ static uint32_t keep_best(const struct eng_session *session, const struct eng_sa
     return count;
 }
 
-uint32_t eng_session_sample(const struct eng_session *session, const struct eng_sampling *sampling)
+uint32_t eng_sample(const struct eng_model *model, const float *logits, uint32_t position,
+                    const struct eng_sampling *sampling)
 {
-    const uint32_t vocab = session->model->layout.vocab_tokens;
-    const float *logits = session->logits;
-    assert(session->has_logits);
+    const uint32_t vocab = model->layout.vocab_tokens;
+    float *values = model->sample_values;
+    uint32_t *order = model->sample_order;
 
     const uint32_t best = greedy(logits, vocab);
     if (!(sampling->temperature > 0)) return best;
@@ -122,18 +122,30 @@ uint32_t eng_session_sample(const struct eng_session *session, const struct eng_
     for (uint32_t i = 0; i < vocab; i++) {
         const double scaled =
             ((double)logits[i] - (double)logits[best]) / (double)sampling->temperature;
-        session->sample_values[i] = (float)exp(scaled);
-        session->sample_order[i] = i;
+        values[i] = (float)exp(scaled);
+        order[i] = i;
     }
-    const double u = uniform(sampling->seed, session->tokens);
+    const double u = uniform(sampling->seed, position);
     double mass = 0;
     if (sampling->top_k == 0 && !(sampling->top_p < 1.0f)) {
         for (uint32_t i = 0; i < vocab; i++) {
-            mass += (double)session->sample_values[i];
-            session->sample_order[vocab - 1 - i] = i;
+            mass += (double)values[i];
+            order[vocab - 1 - i] = i;
         }
-        return draw(session->sample_values, session->sample_order, vocab, mass, u);
+        return draw(values, order, vocab, mass, u);
     }
-    const uint32_t count = keep_best(session, sampling, &mass);
-    return draw(session->sample_values, session->sample_order + (vocab - count), count, mass, u);
+    const uint32_t count = keep_best(model, logits, sampling, &mass);
+    return draw(values, order + (vocab - count), count, mass, u);
+}
+
+uint32_t eng_session_sample(const struct eng_session *session, const struct eng_sampling *sampling)
+{
+    return eng_sample(session->model, eng_session_logits(session), session->tokens, sampling);
+}
+
+uint32_t eng_session_sample_at(const struct eng_session *session, uint32_t i,
+                               const struct eng_sampling *sampling)
+{
+    return eng_sample(session->model, eng_session_logits_at(session, i),
+                      session->verify_first + i + 1, sampling);
 }

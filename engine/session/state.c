@@ -35,11 +35,10 @@ static size_t session_lay_out(const struct eng_model *model, struct eng_session 
     (void)carve_take(&carve, sizeof(*session));
     parts.ring = carve_take(&carve, (size_t)model->layer_count * model->ring_rows *
                                         layout->window_row_bytes);
-    parts.tails = carve_take(&carve, model->tails_bytes);
+    parts.tails = carve_take(&carve, (size_t)ENG_TAIL_SLOTS * model->tails_bytes);
     parts.tails_saved = carve_take(&carve, model->tails_bytes);
-    parts.logits = carve_take(&carve, layout->vocab_tokens * sizeof(float));
-    parts.sample_values = carve_take(&carve, layout->vocab_tokens * sizeof(float));
-    parts.sample_order = carve_take(&carve, layout->vocab_tokens * sizeof(uint32_t));
+    parts.logits =
+        carve_take(&carve, (size_t)model->verify_max * layout->vocab_tokens * sizeof(float));
     parts.backend = carve_take(&carve, model->ops->session_bytes(model));
     if (session != NULL) *session = parts;
     return carve.used;
@@ -89,10 +88,13 @@ void eng_session_copy(struct eng_session *to, const struct eng_session *from)
     to->has_pending = from->has_pending;
     to->pending = from->pending;
     to->has_logits = from->has_logits;
+    to->logits_row = 0;
+    to->verify_count = 0;
     memcpy(to->ring, from->ring,
            (size_t)model->layer_count * model->ring_rows * model->layout.window_row_bytes);
-    memcpy(to->tails, from->tails, model->tails_bytes);
-    memcpy(to->logits, from->logits, model->layout.vocab_tokens * sizeof(float));
+    memcpy(to->tails, from->tails, (size_t)ENG_TAIL_SLOTS * model->tails_bytes);
+    if (from->has_logits)
+        memcpy(to->logits, eng_session_logits(from), model->layout.vocab_tokens * sizeof(float));
     model->ops->session_copy(to, from);
 }
 
@@ -108,6 +110,7 @@ void eng_session_reset(struct eng_session *session)
     session->replay_at = 0;
     session->has_pending = false;
     session->has_logits = false;
+    session->verify_count = 0;
     session->model->ops->rewound(session, NULL);
 }
 
@@ -152,6 +155,7 @@ void eng_session_cut(struct eng_session *session, uint32_t tokens)
     session->tokens = tokens;
     session->has_pending = false;
     session->has_logits = false;
+    session->verify_count = 0;
     session->model->ops->rewound(session, NULL);
 }
 
@@ -163,7 +167,13 @@ bool eng_session_has_logits(const struct eng_session *session)
 const float *eng_session_logits(const struct eng_session *session)
 {
     assert(session->has_logits);
-    return session->logits;
+    return session->logits + (size_t)session->logits_row * session->model->layout.vocab_tokens;
+}
+
+const float *eng_session_logits_at(const struct eng_session *session, uint32_t i)
+{
+    assert(i < session->verify_count);
+    return session->logits + (size_t)i * session->model->layout.vocab_tokens;
 }
 
 void eng_session_set_pending(struct eng_session *session, uint32_t token)
