@@ -3,44 +3,28 @@
  *
  * The fingerprint covers everything that rows depend on: config and weights byte for byte, the
  * version of the layout, the tie rule and the numerics revision of the backend.  A change of any
- * makes old rows another model's, which the store then refuses by itself.
+ * makes old rows another model's, which the store then refuses by itself.  The kernel family is not
+ * in it: families differ in rounding only, so rows of one are an approximation for the other.
  */
 
 #include "engine/engine.h"
 
 #include "engine/backend/backend.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/checkpoint.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CONFIG_BYTES_MAX (1u << 20)
-
 static const char layout_version[] = "layout 1; ties: larger score, then smaller index";
 
 static kv_status read_config(struct eng_model *model, const char *model_dir, struct kv_error *err)
 {
-    char path[4096];
-    uint8_t *text = NULL;
-    size_t count = 0;
-
-    if (model_dir == NULL) {
-        eng_config_tiny(&model->config);
-        return KV_OK;
-    }
-    const int length = snprintf(path, sizeof(path), "%s/config.json", model_dir);
-    if (length < 0 || (size_t)length >= sizeof(path))
-        return KV_FAIL(err, KV_INVALID, "model directory: path too long");
-    kv_status status = eng_file_read(path, CONFIG_BYTES_MAX, &text, &count, err);
-    if (status != KV_OK) return status;
-    status = eng_config_parse(path, (const char *)text, count, &model->config, err);
-    if (status == KV_OK && model->ops == &eng_backend_cpu)
-        status = eng_config_check_supported(path, &model->config, err);
-    if (status == KV_OK) kv_sha256(text, count, &model->config_digest);
-    free(text);
-    return status;
+    if (model_dir != NULL)
+        return eng_checkpoint_config_read(model_dir, &model->config, &model->config_digest, err);
+    eng_config_tiny(&model->config);
+    return KV_OK;
 }
 
 static void make_fingerprint(struct eng_model *model)
@@ -69,48 +53,82 @@ static void make_fingerprint(struct eng_model *model)
     kv_sha256(input, used + 32, &model->fingerprint);
 }
 
-kv_status eng_model_open(const struct eng_options *options, struct eng_model **ret_model,
-                         struct kv_error *err)
+static kv_status read_options(struct eng_model *model, const struct eng_options *options,
+                              struct kv_error *err)
 {
-    struct eng_model *model = calloc(1, sizeof(*model));
-    if (model == NULL) return KV_FAIL(err, KV_NOMEM, "model");
-
-    kv_status status = KV_OK;
-    model->ops = options->backend == ENG_BACKEND_CPU ? &eng_backend_cpu : &eng_backend_synthetic;
-    if (options->backend == ENG_BACKEND_CPU && options->model_dir == NULL)
-        status = KV_FAIL(err, KV_INVALID,
-                         "model directory: none given, and the cpu backend "
-                         "needs config.json and model.safetensors");
+    model->isa = options->isa;
+    model->threads = options->threads;
     model->pass_rows = options->pass_rows > 0 ? options->pass_rows : ENG_PASS_ROWS_DEFAULT;
-    if (status == KV_OK && model->pass_rows > ENG_PASS_ROWS_MAX)
-        status = KV_FAIL(err, KV_INVALID, "pass_rows: at most %u, found %u", ENG_PASS_ROWS_MAX,
-                         model->pass_rows);
-    if (status == KV_OK) status = read_config(model, options->model_dir, err);
-    if (status == KV_OK)
-        status = eng_config_layout(&model->config, options->spare_tokens, &model->layout, err);
-    if (status != KV_OK) goto fail;
+    model->quant_off = options->quant_off;
+    model->prefill_all = options->prefill_all;
+    if (model->pass_rows > ENG_PASS_ROWS_MAX)
+        return KV_FAIL(err, KV_INVALID, "pass_rows: at most %u, found %u", ENG_PASS_ROWS_MAX,
+                       model->pass_rows);
+    return KV_OK;
+}
 
+/* Rows as bf16 values. */
+static kv_status widen_rows(struct eng_model *model, struct kv_error *err)
+{
+    struct kv_layout *layout = &model->layout;
+    layout->window_row_bytes = 2 * model->config.head_dim;
+    for (uint32_t i = 0; i < layout->source_count; i++) {
+        layout->sources[i].main_bytes = 2 * model->config.head_dim;
+        layout->sources[i].index_bytes = 2 * model->config.index_dim;
+    }
+    return kv_layout_finish(layout, err);
+}
+
+/* What follows from the layout, and scratch. */
+static kv_status finish_layout(struct eng_model *model, struct kv_error *err)
+{
     const struct kv_layout *layout = &model->layout;
+
     model->layer_count = layout->encoder_layers + layout->decoder_layers + layout->draft_stages;
     model->ring_rows = layout->window_rows + ENG_RING_EXTRA;
     model->tails_bytes = eng_tail_offset(model, layout->source_count);
     model->verify_max = KV_MIN(ENG_VERIFY_MAX, layout->window_tokens);
-    model->prefill_all = options->prefill_all;
     model->sample_values = malloc(layout->vocab_tokens * sizeof(*model->sample_values));
     model->sample_order = malloc(layout->vocab_tokens * sizeof(*model->sample_order));
-    if (model->sample_values == NULL || model->sample_order == NULL) {
-        status = KV_FAIL(err, KV_NOMEM, "model");
-        goto fail;
-    }
-    status = model->ops->open(model, options->model_dir, err);
-    if (status != KV_OK) goto fail;
-    make_fingerprint(model);
-    *ret_model = model;
+    model->spans = malloc(2 * (size_t)model->pass_rows * sizeof(*model->spans));
+    if (model->sample_values == NULL || model->sample_order == NULL || model->spans == NULL)
+        return KV_FAIL(err, KV_NOMEM, "model");
     return KV_OK;
+}
 
-fail:
-    eng_model_close(model);
+kv_status eng_model_open_with(const struct eng_options *options, const struct eng_backend_ops *ops,
+                              struct eng_model **ret_model, struct kv_error *err)
+{
+    struct eng_model *model = calloc(1, sizeof(*model));
+    if (model == NULL) return KV_FAIL(err, KV_NOMEM, "model");
+
+    model->ops = ops;
+    kv_status status = read_options(model, options, err);
+    if (status == KV_OK && options->backend == ENG_BACKEND_CPU && options->model_dir == NULL)
+        status = KV_FAIL(err, KV_INVALID,
+                         "model directory: none given, and the cpu backend "
+                         "needs config.json and model.safetensors");
+    if (status == KV_OK) status = read_config(model, options->model_dir, err);
+    if (status == KV_OK)
+        status = eng_config_layout(&model->config, options->spare_tokens, &model->layout, err);
+    if (status == KV_OK && model->quant_off) status = widen_rows(model, err);
+    if (status == KV_OK) status = finish_layout(model, err);
+    if (status == KV_OK) status = ops->open(model, options->model_dir, err);
+    if (status == KV_OK) {
+        make_fingerprint(model);
+        *ret_model = model;
+    } else {
+        eng_model_close(model);
+    }
     return status;
+}
+
+kv_status eng_model_open(const struct eng_options *options, struct eng_model **ret_model,
+                         struct kv_error *err)
+{
+    const bool cpu = options->backend == ENG_BACKEND_CPU;
+    return eng_model_open_with(options, cpu ? &eng_backend_cpu : &eng_backend_synthetic, ret_model,
+                               err);
 }
 
 void eng_model_close(struct eng_model *model)
@@ -119,7 +137,13 @@ void eng_model_close(struct eng_model *model)
     if (model->backend != NULL) model->ops->close(model);
     free(model->sample_values);
     free(model->sample_order);
+    free(model->spans);
     free(model);
+}
+
+void eng_model_set_probe(struct eng_model *model, const struct eng_probe *probe)
+{
+    model->probe = probe;
 }
 
 const struct kv_layout *eng_model_layout(const struct eng_model *model)
@@ -162,9 +186,9 @@ uint32_t eng_model_verify_max(const struct eng_model *model)
     return model->verify_max;
 }
 
-uint32_t eng_model_draft_max(const struct eng_model *model)
+const struct eng_config *eng_model_config(const struct eng_model *model)
 {
-    return 0;
+    return &model->config;
 }
 
 uint32_t eng_model_eos(const struct eng_model *model)

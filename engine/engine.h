@@ -29,6 +29,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct eng_config;
 struct eng_model;
 struct eng_session;
 
@@ -70,6 +71,8 @@ const char *eng_model_backend(const struct eng_model *model); /* "cpu", "SYNTHET
 /* Kernel family: sessions computed by one differ from another's in rounding.  "fp32", "amx". */
 const char *eng_model_family(const struct eng_model *model);
 const char *eng_model_isa(const struct eng_model *model); /* What AUTO chose: "avx512". */
+/* What config.json says; engine/model/config.h. */
+const struct eng_config *eng_model_config(const struct eng_model *model);
 uint32_t eng_model_eos(const struct eng_model *model);
 uint32_t eng_model_pass_rows(const struct eng_model *model);
 uint32_t eng_model_verify_max(const struct eng_model *model);    /* Most tokens of a tokens run. */
@@ -195,6 +198,21 @@ uint32_t eng_session_sample(const struct eng_session *session, const struct eng_
 /* The token that follows tokens[i] of the last tokens run. */
 uint32_t eng_session_sample_at(const struct eng_session *session, uint32_t i,
                                const struct eng_sampling *sampling);
+
+struct eng_draft_item {
+    struct eng_session *session; /* At a position > 0, with windows and without an active run. */
+    uint32_t first;              /* The token for position `tokens`: sampled, not yet processed. */
+    struct eng_sampling sampling;
+    uint32_t max;      /* Drafts wanted, 1 .. eng_model_draft_max(). */
+    uint32_t *tokens;  /* `max` of them are written: ids for the positions behind `first`. */
+    float *confidence; /* Likewise, or NULL: estimate that a draft is accepted if those before it
+                          are, before the sigmoid. */
+};
+
+/* Drafts what may follow, for many sessions together; moves none of them.  Draft i uses the random
+ * number of its position, as the model will: where both agree it is the token the model samples.
+ * Nothing depends on which sessions are drafted for together. */
+void eng_draft(struct eng_model *model, const struct eng_draft_item *items, uint32_t count);
 
 /* Notes a sampled (or forced), not yet processed token; it travels in the image. */
 void eng_session_set_pending(struct eng_session *session, uint32_t token);

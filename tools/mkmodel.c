@@ -1,484 +1,44 @@
 /*
- * Makes a toy model: config.json and model.safetensors with random weights in the released formats.
+ * Makes a model with random weights in the released formats: config.json, shards, compressed ids.
  *
- * Same seed, same bytes on every machine: the numbers come from integer arithmetic only (a sum of
- * uniforms, not a logarithm), and each tensor draws from its own stream named by seed and tensor.
- * Gains keep hidden states near one: unit gain everywhere, except that the shared expert's w1 and
- * w3 have gain 4 so that the clamp of the activation is reached, and indexer weights are never zero
- * so that selection means something.  Both files are written beside their place and renamed,
- * weights first, so a reader never sees half a model.
+ * This file reads the command line and the config; the numbers come from mkmodel_fill.c and
+ * mkmodel_bigram.c, the files from mkmodel_write.c, and which tensors there are from the engine's
+ * own list.  `--plain` leaves out Engram and drafting, by taking their fields from the config.
  */
 
+#include "tools/mkmodel.h"
+
 #include "kvstore/base/bytes.h"
+#include "tools/mkmodel_configs.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
-#include <math.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-enum { EXIT_USAGE = 2 };
-
-enum {
-    VOCAB = 512,
-    HIDDEN = 128,
-    LAYERS = 16,
-    ENCODER = 8,
-    HEADS = 4,
-    HEAD_DIM = 64,
-    Q_LORA = 64,
-    O_GROUPS = 2,
-    O_LORA = 32,
-    INDEX_HEADS = 2,
-    INDEX_DIM = 32,
-    EXPERTS = 8,
-    WIDTH = 64,
-};
-
-static const char config_text[] =
-    "{\n"
-    "  \"_name_or_path\": \"tiny\",\n"
-    "  \"architectures\": [\"DeepseekV41ForCausalLM\"],\n"
-    "  \"model_type\": \"deepseek_v41\",\n"
-    "  \"bos_token_id\": 0,\n"
-    "  \"eos_token_id\": 1,\n"
-    "  \"pad_token_id\": 2,\n"
-    "  \"image_token_id\": 510,\n"
-    "  \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\",\n"
-    "    \"weight_block_size\": [32, 32], \"scale_fmt\": \"ue8m0\", \"expert_dtype\": \"fp4\"},\n"
-    "  \"text_config\": {\n"
-    "    \"model_type\": \"deepseek_v41_text\",\n"
-    "    \"vocab_size\": 512,\n"
-    "    \"hidden_size\": 128,\n"
-    "    \"num_hidden_layers\": 16,\n"
-    "    \"num_attention_heads\": 4,\n"
-    "    \"num_key_value_heads\": 1,\n"
-    "    \"head_dim\": 64,\n"
-    "    \"qk_rope_head_dim\": 16,\n"
-    "    \"q_lora_rank\": 64,\n"
-    "    \"o_groups\": 2,\n"
-    "    \"o_lora_rank\": 32,\n"
-    "    \"sliding_window\": 16,\n"
-    "    \"compress_ratios\": [0, 0, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1],\n"
-    "    \"kv_source_layer_ids\": [2, 4, 6, 8],\n"
-    "    \"index_source_layer_ids\": [2, 4, 6, 8, 10, 12, 14],\n"
-    "    \"index_n_heads\": 2,\n"
-    "    \"index_head_dim\": 32,\n"
-    "    \"index_topk\": 16,\n"
-    "    \"candidate_source_layer_id\": 8,\n"
-    "    \"candidate_topk_blocks\": 4,\n"
-    "    \"candidate_block_size\": 8,\n"
-    "    \"rope_theta\": 10000.0,\n"
-    "    \"compress_rope_theta\": 160000.0,\n"
-    "    \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 16, \"beta_fast\": 32,\n"
-    "      \"beta_slow\": 1, \"original_max_position_embeddings\": 64},\n"
-    "    \"max_position_embeddings\": 1048576,\n"
-    "    \"n_routed_experts\": 8,\n"
-    "    \"num_experts_per_tok\": 2,\n"
-    "    \"n_shared_experts\": 1,\n"
-    "    \"moe_intermediate_size\": 64,\n"
-    "    \"scoring_func\": \"sqrtsoftplus\",\n"
-    "    \"topk_method\": \"noaux_tc\",\n"
-    "    \"norm_topk_prob\": true,\n"
-    "    \"routed_scaling_factor\": 1.5,\n"
-    "    \"swiglu_limit\": 10.0,\n"
-    "    \"rms_norm_eps\": 1e-20,\n"
-    "    \"hc_mult\": 4,\n"
-    "    \"hc_sinkhorn_iters\": 20,\n"
-    "    \"hc_eps\": 1e-6,\n"
-    "    \"engram_layer_ids\": [],\n"
-    "    \"num_nextn_predict_layers\": 0\n"
-    "  }\n"
-    "}\n";
-
-/* Both halves of the file while it is made. */
-struct maker {
-    uint64_t seed;
-    uint8_t *data;
-    size_t data_bytes, data_max;
-    char *header;
-    size_t header_bytes, header_max;
-    bool failed;
-};
-
-struct stream {
-    uint64_t state;
-};
-
-static uint64_t stream_next(struct stream *stream)
-{
-    stream->state += 0x9e3779b97f4a7c15u;
-    uint64_t x = stream->state;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* Mean 0, variance 1: twelve uniforms of 16 bits. */
-static float stream_normal(struct stream *stream)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < 3; i++) {
-        const uint64_t word = stream_next(stream);
-        for (int part = 0; part < 4; part++)
-            sum += (int64_t)(word >> (16 * part) & 0xffff);
-    }
-    return (float)(sum - 6 * 65535) / 65536.0f;
-}
-
-static struct stream stream_for(const struct maker *maker, const char *name)
-{
-    struct stream stream = {.state = maker->seed};
-    for (const char *c = name; *c != '\0'; c++)
-        stream.state = stream_next(&stream) ^ (uint64_t)(unsigned char)*c;
-    return stream;
-}
-
-static bool grow(struct maker *maker, void *buffer_ptr, size_t used, size_t *max, size_t more)
-{
-    void **buffer = buffer_ptr;
-    if (maker->failed) return false;
-    if (used + more <= *max) return true;
-    const size_t bigger = 2 * (used + more);
-    void *moved = realloc(*buffer, bigger);
-    if (moved == NULL) {
-        maker->failed = true;
-        return false;
-    }
-    *buffer = moved;
-    *max = bigger;
-    return true;
-}
-
-static uint8_t *add(struct maker *maker, const char *name, const char *suffix, const char *dtype,
-                    size_t rows, size_t columns, size_t item_bytes)
-{
-    const size_t bytes = rows * (columns == 0 ? 1 : columns) * item_bytes;
-    char shape[64], entry[320];
-
-    if (columns == 0)
-        (void)snprintf(shape, sizeof(shape), "[%zu]", rows);
-    else
-        (void)snprintf(shape, sizeof(shape), "[%zu,%zu]", rows, columns);
-    const int length =
-        snprintf(entry, sizeof(entry),
-                 "%s\"%s%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
-                 maker->header_bytes == 0 ? "{" : ",", name, suffix, dtype, shape,
-                 maker->data_bytes, maker->data_bytes + bytes);
-    if (!grow(maker, &maker->header, maker->header_bytes, &maker->header_max, (size_t)length + 16))
-        return NULL;
-    if (!grow(maker, &maker->data, maker->data_bytes, &maker->data_max, bytes)) return NULL;
-    memcpy(maker->header + maker->header_bytes, entry, (size_t)length);
-    maker->header_bytes += (size_t)length;
-    maker->data_bytes += bytes;
-    return maker->data + maker->data_bytes - bytes;
-}
-
-static void add_f32(struct maker *maker, const char *name, size_t rows, size_t columns, float mean,
-                    float deviation)
-{
-    struct stream stream = stream_for(maker, name);
-    uint8_t *data = add(maker, name, "", "F32", rows, columns, 4);
-    for (size_t i = 0; data != NULL && i < rows * (columns == 0 ? 1 : columns); i++) {
-        const float value = mean + deviation * stream_normal(&stream);
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof(bits));
-        kv_store32(data + 4 * i, bits);
-    }
-}
-
-static void add_bf16(struct maker *maker, const char *name, size_t rows, size_t columns, float mean,
-                     float deviation)
-{
-    struct stream stream = stream_for(maker, name);
-    uint8_t *data = add(maker, name, "", "BF16", rows, columns, 2);
-    for (size_t i = 0; data != NULL && i < rows * (columns == 0 ? 1 : columns); i++) {
-        const float value = mean + deviation * stream_normal(&stream);
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof(bits));
-        kv_store16(data + 2 * i, (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16));
-    }
-}
-
-/* Nearest of the first `count` codes of an ascending table; which way a tie goes does not matter
- * for random weights. */
-static uint8_t nearest(const float *values, size_t count, float magnitude)
-{
-    size_t low = 0, high = count - 1;
-    while (low < high) {
-        const size_t middle = (low + high) / 2;
-        if (magnitude > (values[middle] + values[middle + 1]) / 2)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return (uint8_t)low;
-}
-
-/* Exponent e with amax <= most x 2^e, as small as it gets. */
-static int scale_exponent(float amax, float most)
-{
-    int exponent = 0;
-    const float fraction = frexpf(amax / most, &exponent);
-    return fraction == 0.5f ? exponent - 1 : exponent;
-}
-
-static void add_fp8(struct maker *maker, const char *name, size_t rows, size_t columns, float gain)
-{
-    const float deviation = gain / sqrtf((float)columns);
-    struct stream stream = stream_for(maker, name);
-    float values[127];
-    for (int code = 0; code < 127; code++)
-        values[code] = code < 8 ? (float)code * 0x1p-9f
-                                : ldexpf(1.0f + (float)(code & 7) / 8.0f, (code >> 3) - 7);
-
-    (void)add(maker, name, ".weight", "F8_E4M3", rows, columns, 1);
-    const size_t at = maker->data_bytes - rows * columns;
-    uint8_t *scales = add(maker, name, ".scale", "F8_E8M0", (rows + 31) / 32, columns / 32, 1);
-    if (scales == NULL) return;
-    uint8_t *data = maker->data + at;
-    for (size_t tile = 0; tile < (rows + 31) / 32 * (columns / 32); tile++) {
-        const size_t row = tile / (columns / 32) * 32, column = tile % (columns / 32) * 32;
-        float block[32 * 32], amax = 1e-6f;
-        for (size_t i = 0; i < 32 * 32; i++) {
-            block[i] = deviation * stream_normal(&stream);
-            amax = fmaxf(amax, fabsf(block[i]));
-        }
-        const int exponent = scale_exponent(amax, 448.0f);
-        scales[tile] = (uint8_t)(exponent + 127);
-        for (size_t i = 0; i < 32 * 32 && row + i / 32 < rows; i++) {
-            const uint8_t code = nearest(values, 127, ldexpf(fabsf(block[i]), -exponent));
-            data[(row + i / 32) * columns + column + i % 32] =
-                (uint8_t)(code | (block[i] < 0 ? 0x80 : 0));
-        }
-    }
-}
-
-static void add_fp4(struct maker *maker, const char *name, size_t rows, size_t columns, float gain)
-{
-    static const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    const float deviation = gain / sqrtf((float)columns);
-    struct stream stream = stream_for(maker, name);
-
-    (void)add(maker, name, ".weight", "I8", rows, columns / 2, 1);
-    const size_t at = maker->data_bytes - rows * columns / 2;
-    uint8_t *scales = add(maker, name, ".scale", "F8_E8M0", rows, columns / 32, 1);
-    if (scales == NULL) return;
-    uint8_t *data = maker->data + at;
-    for (size_t group = 0; group < rows * (columns / 32); group++) {
-        float block[32], amax = 1e-6f;
-        uint8_t codes[32];
-        for (int i = 0; i < 32; i++) {
-            block[i] = deviation * stream_normal(&stream);
-            amax = fmaxf(amax, fabsf(block[i]));
-        }
-        const int exponent = scale_exponent(amax, 6.0f);
-        scales[group] = (uint8_t)(exponent + 127);
-        for (int i = 0; i < 32; i++)
-            codes[i] = (uint8_t)(nearest(values, 8, ldexpf(fabsf(block[i]), -exponent)) |
-                                 (block[i] < 0 ? 8 : 0));
-        for (int i = 0; i < 16; i++)
-            data[group * 16 + (size_t)i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
-    }
-}
-
-static const char *layer_name(char *buffer, size_t max, int layer, const char *rest)
-{
-    (void)snprintf(buffer, max, "layers.%d.%s", layer, rest);
-    return buffer;
-}
-
-#define NAME(rest) layer_name(name, sizeof(name), layer, rest)
-
-static void add_mixes(struct maker *maker, int layer)
-{
-    static const char *const which[] = {"hc_attn", "hc_ffn"};
-    char name[96], part[32];
-
-    for (int i = 0; i < 2; i++) {
-        (void)snprintf(part, sizeof(part), "%s_fn", which[i]);
-        add_f32(maker, NAME(part), 24, (size_t)4 * HIDDEN, 0, 0.5f / sqrtf(4.0f * HIDDEN));
-        (void)snprintf(part, sizeof(part), "%s_base", which[i]);
-        struct stream stream = stream_for(maker, NAME(part));
-        uint8_t *base = add(maker, name, "", "F32", 24, 0, 4);
-        for (int k = 0; base != NULL && k < 24; k++) {
-            /* A stream mostly keeps itself: the diagonal of the 4 x 4 mix leads. */
-            const float value =
-                0.3f * stream_normal(&stream) + (k >= 8 && (k - 8) % 5 == 0 ? 2 : 0);
-            uint32_t bits;
-            memcpy(&bits, &value, sizeof(bits));
-            kv_store32(base + 4 * k, bits);
-        }
-        (void)snprintf(part, sizeof(part), "%s_scale", which[i]);
-        add_f32(maker, NAME(part), 3, 0, 1.0f, 0.1f);
-    }
-}
-
-static void add_attention(struct maker *maker, int layer)
-{
-    const bool owns_rows = layer >= 2 && layer <= ENCODER && layer % 2 == 0;
-    const bool owns_list = layer >= 2 && layer % 2 == 0;
-    const float unit = 1.0f / sqrtf((float)HIDDEN);
-    char name[96];
-
-    add_bf16(maker, NAME("attn_norm.weight"), HIDDEN, 0, 1.0f, 0.1f);
-    add_f32(maker, NAME("attn.attn_sink"), HEADS, 0, 0, 0.5f);
-    add_bf16(maker, NAME("attn.q_norm.weight"), Q_LORA, 0, 1.0f, 0.1f);
-    add_bf16(maker, NAME("attn.kv_norm.weight"), HEAD_DIM, 0, 1.0f, 0.1f);
-    add_fp8(maker, NAME("attn.wq_a"), Q_LORA, HIDDEN, 1.0f);
-    add_fp8(maker, NAME("attn.wq_b"), (size_t)HEADS * HEAD_DIM, Q_LORA, 1.0f);
-    add_fp8(maker, NAME("attn.wkv"), HEAD_DIM, HIDDEN, 1.0f);
-    add_fp8(maker, NAME("attn.wo_a"), (size_t)O_GROUPS * O_LORA, HEADS * HEAD_DIM / O_GROUPS, 1.0f);
-    add_fp8(maker, NAME("attn.wo_b"), HIDDEN, (size_t)O_GROUPS * O_LORA, 1.0f);
-    if (owns_rows) {
-        add_bf16(maker, NAME("attn.compressor.wkv.weight"), HEAD_DIM, HIDDEN, 0, unit);
-        if (layer < ENCODER)
-            add_bf16(maker, NAME("attn.compressor.wgate.weight"), HEAD_DIM, HIDDEN, 0, unit);
-        add_bf16(maker, NAME("attn.compressor.norm.weight"), HEAD_DIM, 0, 1.0f, 0.1f);
-        add_bf16(maker, NAME("attn.indexer.wk.weight"), INDEX_DIM, HEAD_DIM, 0,
-                 1.0f / sqrtf((float)HEAD_DIM));
-        add_bf16(maker, NAME("attn.indexer.k_norm.weight"), INDEX_DIM, 0, 1.0f, 0.1f);
-    }
-    if (owns_list) {
-        add_fp8(maker, NAME("attn.indexer.wq_b"), (size_t)INDEX_HEADS * INDEX_DIM, Q_LORA, 1.0f);
-        add_bf16(maker, NAME("attn.indexer.weights_proj.weight"), INDEX_HEADS, HIDDEN, 0, unit);
-    }
-}
-
-static void add_ffn(struct maker *maker, int layer)
-{
-    static const struct {
-        const char *name;
-        size_t rows, columns;
-        float shared_gain;
-    } parts[] = {
-        {"w1", WIDTH, HIDDEN, 4.0f}, {"w3", WIDTH, HIDDEN, 4.0f}, {"w2", HIDDEN, WIDTH, 1}};
-    char name[96], part[64];
-
-    add_bf16(maker, NAME("ffn_norm.weight"), HIDDEN, 0, 1.0f, 0.1f);
-    add_bf16(maker, NAME("ffn.gate.weight"), EXPERTS, HIDDEN, 0, 1.0f / sqrtf((float)HIDDEN));
-    add_f32(maker, NAME("ffn.gate.bias"), EXPERTS, 0, 0, 0.1f);
-    add_f32(maker, NAME("ffn.gate.bias_vl"), EXPERTS, 0, 0, 0.1f);
-    for (size_t i = 0; i < KV_ARRAY_COUNT(parts); i++) {
-        (void)snprintf(part, sizeof(part), "ffn.shared_experts.%s", parts[i].name);
-        add_fp8(maker, NAME(part), parts[i].rows, parts[i].columns, parts[i].shared_gain);
-    }
-    for (int expert = 0; expert < EXPERTS; expert++)
-        for (size_t i = 0; i < KV_ARRAY_COUNT(parts); i++) {
-            (void)snprintf(part, sizeof(part), "ffn.experts.%d.%s", expert, parts[i].name);
-            add_fp4(maker, NAME(part), parts[i].rows, parts[i].columns, 1.0f);
-        }
-}
-
-static void make_tiny(struct maker *maker)
-{
-    add_bf16(maker, "embed.weight", VOCAB, HIDDEN, 0, 1.0f);
-    add_bf16(maker, "head.weight", VOCAB, HIDDEN, 0, 2.0f / sqrtf((float)HIDDEN));
-    add_bf16(maker, "norm.weight", HIDDEN, 0, 1.0f, 0.1f);
-    for (int layer = 0; layer < LAYERS; layer++) {
-        add_mixes(maker, layer);
-        add_attention(maker, layer);
-        add_ffn(maker, layer);
-    }
-    if (maker->failed) return;
-    maker->header[maker->header_bytes++] = '}';
-    /* Readers like their data aligned; spaces after the object are part of the format. */
-    while (maker->header_bytes % 8 != 0)
-        maker->header[maker->header_bytes++] = ' ';
-}
-
-static int complain(const char *path)
-{
-    (void)fprintf(stderr, "mkmodel: %s: %s\n", path, strerror(errno));
-    return EXIT_FAILURE;
-}
-
-static bool write_all(int fd, const void *data, size_t bytes)
-{
-    const uint8_t *at = data;
-    while (bytes > 0) {
-        const ssize_t n = write(fd, at, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        at += n;
-        bytes -= (size_t)n;
-    }
-    return true;
-}
-
-static int write_file(const char *dir, const char *name, const struct kv_bytes *parts, size_t count)
-{
-    char path[4096], temporary[4096 + 8];
-    const int length = snprintf(path, sizeof(path), "%s/%s", dir, name);
-    if (length < 0 || (size_t)length >= sizeof(path)) {
-        errno = ENAMETOOLONG;
-        return complain(dir);
-    }
-    (void)snprintf(temporary, sizeof(temporary), "%s.tmp", path);
-    const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) return complain(temporary);
-
-    bool ok = true;
-    for (size_t i = 0; ok && i < count; i++)
-        ok = write_all(fd, parts[i].data, parts[i].count);
-    ok = ok && fsync(fd) == 0;
-    const int cause = errno;
-    if (close(fd) != 0 && ok) return complain(temporary);
-    if (!ok) {
-        (void)unlink(temporary);
-        errno = cause;
-        return complain(temporary);
-    }
-    if (rename(temporary, path) != 0) return complain(path);
-    return EXIT_SUCCESS;
-}
-
-static int make_model(uint64_t seed, const char *dir)
-{
-    struct maker maker = {.seed = seed};
-    uint8_t length[8];
-
-    if (mkdir(dir, 0755) != 0 && errno != EEXIST) return complain(dir);
-    make_tiny(&maker);
-    if (maker.failed) {
-        (void)fprintf(stderr, "mkmodel: out of memory\n");
-        free(maker.data);
-        free(maker.header);
-        return EXIT_FAILURE;
-    }
-    kv_store64(length, maker.header_bytes);
-    const struct kv_bytes weights[] = {
-        {length, sizeof(length)},
-        {(const uint8_t *)maker.header, maker.header_bytes},
-        {maker.data, maker.data_bytes},
-    };
-    const struct kv_bytes config[] = {{(const uint8_t *)config_text, sizeof(config_text) - 1}};
-    int result = write_file(dir, "model.safetensors", weights, KV_ARRAY_COUNT(weights));
-    if (result == EXIT_SUCCESS)
-        result = write_file(dir, "config.json", config, KV_ARRAY_COUNT(config));
-    if (result == EXIT_SUCCESS)
-        (void)printf("%s: tiny, seed %llu, %zu bytes of weights\n", dir, (unsigned long long)seed,
-                     maker.data_bytes);
-    free(maker.data);
-    free(maker.header);
-    return result;
-}
+enum { EXIT_USAGE = 2, SHARDS_MAX = 256, CONFIG_BYTES_MAX = 1 << 20 };
 
 static void print_usage(FILE *out)
 {
-    (void)fprintf(out, "usage: mkmodel --seed N --out DIR [--model tiny]\n"
-                       "\n"
-                       "Writes config.json and model.safetensors with random weights to DIR.\n"
-                       "\n"
-                       "  --seed N      same seed, same bytes (default 1)\n"
-                       "  --out DIR     made if it is not there\n"
-                       "  --model NAME  tiny is the only one\n"
-                       "  --help        this text\n"
-                       "\n"
-                       "exit code: 0 done, 1 failed, 2 wrong usage\n");
+    (void)fprintf(
+        out,
+        "usage: mkmodel [--config NAME|FILE.json] [--seed N] [--shards N] [--bigram] DIR\n"
+        "\n"
+        "Writes a model with random weights to DIR: config.json, model.safetensors (or shards\n"
+        "and their index) and, with Engram, engram_ids.bin.\n"
+        "\n"
+        "  --config NAME|FILE  tiny, small, v41-flash, or a config.json (default: tiny, plain)\n"
+        "  --seed N            same seed, same bytes (default 1)\n"
+        "  --shards N          as N files with model.safetensors.index.json (default 1)\n"
+        "  --bigram            weights that know which token follows which: the next higher\n"
+        "                      ordinary id, after the last the first; drafts are right\n"
+        "  --plain             without Engram and drafting\n"
+        "  --out DIR           the same as DIR\n"
+        "  --model tiny        the same as --config tiny --plain\n"
+        "  --help              this text\n"
+        "\n"
+        "exit code: 0 done, 1 failed, 2 wrong usage\n");
 }
 
 static int usage_error(const char *text, const char *value)
@@ -488,44 +48,191 @@ static int usage_error(const char *text, const char *value)
     return EXIT_USAGE;
 }
 
+static bool read_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_value)
+{
+    char *end = NULL;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    if (errno != 0 || *end != '\0' || *text < '0' || *text > '9') return false;
+    if (value < min || value > max) return false;
+    *ret_value = value;
+    return true;
+}
+
+static char *read_file(const char *path)
+{
+    char *text = calloc(1, CONFIG_BYTES_MAX + 1);
+    FILE *file = fopen(path, "rb");
+    const size_t bytes =
+        file != NULL && text != NULL ? fread(text, 1, CONFIG_BYTES_MAX + 1, file) : 0;
+
+    if (file != NULL) (void)fclose(file);
+    if (bytes > 0 && bytes <= CONFIG_BYTES_MAX) return text;
+    (void)fprintf(stderr,
+                  "mkmodel: %s: no config that can be read; tiny, small and v41-flash are "
+                  "built in\n",
+                  path);
+    free(text);
+    return NULL;
+}
+
+static char *config_text(const char *name)
+{
+    for (const struct embedded_text *known = mkmodel_configs; known->name != NULL; known++)
+        if (strcmp(known->name, name) == 0) return strdup(known->text);
+    return read_file(name);
+}
+
+/* Members of an object, one a line; what is in them on the same line. */
+static bool append_members(const json_t *object, const char *indent, const char *nested, char *to,
+                           size_t to_max)
+{
+    size_t left = json_object_size(object);
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        const size_t used = strlen(to);
+        const char *comma = --left > 0 ? "," : "";
+        if (text == NULL) return false;
+        if (nested != NULL && strcmp(name, nested) == 0) {
+            (void)snprintf(to + used, to_max - used, "%s\"%s\": {\n", indent, name);
+            if (!append_members(value, "    ", NULL, to, to_max)) return false;
+            const size_t end = strlen(to);
+            (void)snprintf(to + end, to_max - end, "%s}%s\n", indent, comma);
+        } else {
+            (void)snprintf(to + used, to_max - used, "%s\"%s\": %s%s\n", indent, name, text, comma);
+        }
+        free(text);
+    }
+    return strlen(to) + 8 < to_max;
+}
+
+/* The config without Engram and drafting. */
+static char *make_plain(const char *text, const struct eng_config *config)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    json_t *fields = json_object_get(root, "text_config");
+    json_t *part = fields != NULL ? fields : root;
+    json_t *ratios = json_object_get(part, "compress_ratios");
+    char *plain = calloc(1, CONFIG_BYTES_MAX);
+    void *next = NULL;
+    const char *name;
+    json_t *value;
+
+    json_object_foreach_safe(part, next, name, value)
+    {
+        if (strncmp(name, "engram_", 7) == 0 || strncmp(name, "dspark_", 7) == 0)
+            (void)json_object_del(part, name);
+    }
+    while (json_array_size(ratios) > config->layers)
+        (void)json_array_remove(ratios, json_array_size(ratios) - 1);
+    bool ok = plain != NULL && json_object_set_new(part, "engram_layer_ids", json_array()) == 0 &&
+              json_object_set_new(part, "num_nextn_predict_layers", json_integer(0)) == 0;
+    if (ok) {
+        (void)snprintf(plain, CONFIG_BYTES_MAX, "{\n");
+        ok = append_members(root, "  ", "text_config", plain, CONFIG_BYTES_MAX);
+        const size_t end = strlen(plain);
+        (void)snprintf(plain + end, CONFIG_BYTES_MAX - end, "}\n");
+    }
+    json_decref(root);
+    if (ok) return plain;
+    free(plain);
+    return NULL;
+}
+
+struct choice {
+    const char *config, *dir;
+    uint64_t seed, shards;
+    bool plain, bigram;
+};
+
+static int make(const struct choice *choice)
+{
+    struct eng_config config;
+    struct kv_error err = {0};
+    int result = EXIT_FAILURE;
+
+    char *text = config_text(choice->config);
+    if (text == NULL) return EXIT_FAILURE;
+    kv_status status = eng_config_parse(choice->config, text, strlen(text), &config, &err);
+    if (status == KV_OK && choice->plain) {
+        char *plain = make_plain(text, &config);
+        free(text);
+        text = plain;
+        if (text == NULL)
+            status = KV_FAIL(&err, KV_NOMEM, "%s: no memory for its config", choice->config);
+        else
+            status = eng_config_parse(choice->config, text, strlen(text), &config, &err);
+    }
+    if (status != KV_OK) {
+        (void)fprintf(stderr, "mkmodel: %s\n", err.text);
+    } else {
+        const struct plan plan = {
+            .dir = choice->dir,
+            .config_text = text,
+            .config_bytes = strlen(text),
+            .config = &config,
+            .seed = choice->seed,
+            .shards = (uint32_t)choice->shards,
+            .bigram = choice->bigram,
+        };
+        result = write_model(&plan);
+    }
+    free(text);
+    return result;
+}
+
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
+        {"config", required_argument, NULL, 'c'},
         {"seed", required_argument, NULL, 's'},
+        {"shards", required_argument, NULL, 'n'},
+        {"bigram", no_argument, NULL, 'b'},
+        {"plain", no_argument, NULL, 'p'},
         {"out", required_argument, NULL, 'o'},
         {"model", required_argument, NULL, 'm'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
-    const char *dir = NULL;
-    char *end = NULL;
-    uint64_t seed = 1;
+    struct choice choice = {.config = NULL, .seed = 1, .shards = 1};
     int option;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        switch (option) {
-        case 's':
-            errno = 0;
-            seed = strtoull(optarg, &end, 10);
-            if (errno != 0 || *end != '\0' || *optarg < '0' || *optarg > '9')
+        if (option == 'c') {
+            choice.config = optarg;
+        } else if (option == 's') {
+            if (!read_number(optarg, 0, UINT64_MAX, &choice.seed))
                 return usage_error("--seed must be a number, found ", optarg);
-            break;
-        case 'o':
-            dir = optarg;
-            break;
-        case 'm':
+        } else if (option == 'n') {
+            if (!read_number(optarg, 1, SHARDS_MAX, &choice.shards))
+                return usage_error("--shards must be 1 to 256, found ", optarg);
+        } else if (option == 'b') {
+            choice.bigram = true;
+        } else if (option == 'p') {
+            choice.plain = true;
+        } else if (option == 'o') {
+            choice.dir = optarg;
+        } else if (option == 'm') {
             if (strcmp(optarg, "tiny") != 0)
                 return usage_error("--model must be tiny, found ", optarg);
-            break;
-        case 'h':
+            choice.plain = true;
+        } else if (option == 'h') {
             print_usage(stdout);
             return EXIT_SUCCESS;
-        default:
+        } else {
             print_usage(stderr);
             return EXIT_USAGE;
         }
     }
+    if (choice.dir == NULL && optind < argc) choice.dir = argv[optind++];
     if (optind < argc) return usage_error("unexpected argument ", argv[optind]);
-    if (dir == NULL) return usage_error("--out is missing", "");
-    return make_model(seed, dir);
+    if (choice.dir == NULL) return usage_error("the directory is missing", "");
+    /* Without a config: what the engine's first tests and the quickstart run on. */
+    if (choice.config == NULL) choice.plain = true;
+    if (choice.config == NULL) choice.config = "tiny";
+    return make(&choice);
 }

@@ -4,12 +4,16 @@
  * The seam between "where a session stands" (session/, exec/, ckpt/) and "what the bytes are"
  * (cpu.c, synthetic.c).
  *
- * The generic side owns positions, rings, tails, logits and the rules of engine.h; a backend fills
- * bytes for positions it is told.  No call blocks or allocates but open() and session_init().
+ * The generic side owns positions, token ids, logits and the rules of engine.h; a backend owns the
+ * bytes of windows and tails, and is the only one to look behind a page's address: both may lie in
+ * memory of its own, which the generic side reaches through window_*, tails_* and ids_write alone.
+ * Logits are handed over in ordinary memory.  No call blocks or allocates but open() and
+ * session_init().
  */
 
 #include "engine/engine.h"
 #include "engine/model/config.h"
+#include "engine/probe.h"
 
 #include <stdatomic.h>
 
@@ -21,15 +25,30 @@
 #define ENG_VERIFY_MAX 8u
 _Static_assert(ENG_VERIFY_MAX - 1 <= ENG_RING_EXTRA, "a rejected token would take a spare row");
 
-/* Tails kept: those of the last even positions, so that any number of tokens may be rejected. */
-#define ENG_TAIL_SLOTS 8u
-_Static_assert(ENG_TAIL_SLOTS >= ENG_VERIFY_MAX / 2 + 2, "a rejected token would take a tail");
+/* Token ids before a position that stay known: what an Engram lookup looks back. */
+#define ENG_LOOKBACK 3u
+
+/* Positions [first, first + count) of one session. */
+struct eng_span {
+    struct eng_session *session;
+    uint32_t first, count;
+};
+
+/* What one pass computes.  At most one span per session in each list; each list's counts sum to at
+ * most model->pass_rows. */
+struct eng_pass_spans {
+    const struct eng_span *encode;
+    uint32_t encode_count;
+    const struct eng_span *decode;
+    uint32_t decode_count;
+};
 
 struct eng_backend_ops {
     const char *name;
     const char *revision; /* Numerics: part of the fingerprint. */
 
-    /* model->config and layout are set.  Fills model->backend, bytes and weights_digest. */
+    /* model->config, layout and options are set.  Fills model->backend, bytes and weights_digest.
+     */
     kv_status (*open)(struct eng_model *model, const char *model_dir, struct kv_error *err);
     void (*close)(struct eng_model *model);
     const char *(*family)(const struct eng_model *model);
@@ -37,46 +56,69 @@ struct eng_backend_ops {
 
     /* Memory a session of this backend needs; 64 B aligned, zeroed, given to session_init. */
     size_t (*session_bytes)(const struct eng_model *model);
-    void (*session_init)(struct eng_session *session, void *memory);
+    kv_status (*session_init)(struct eng_session *session, void *memory, struct kv_error *err);
+    void (*session_fini)(struct eng_session *session);
+    /* Windows and tails; not pages. */
     void (*session_copy)(struct eng_session *to, const struct eng_session *from);
+
+    /* Packed window rows [first, first + count) of `layer`, consecutive in `rows`. */
+    void (*window_read)(const struct eng_session *session, uint32_t layer, uint32_t first,
+                        uint32_t count, uint8_t *rows);
+    void (*window_write)(struct eng_session *session, uint32_t layer, uint32_t first,
+                         uint32_t count, const uint8_t *rows);
+    /* Tails of the token at `position`, which is even: model->tails_bytes, sources in order. */
+    void (*tails_read)(const struct eng_session *session, uint32_t position, uint8_t *tails);
+    void (*tails_write)(struct eng_session *session, uint32_t position, const uint8_t *tails);
+    /* Into the pages. */
+    void (*ids_write)(struct eng_session *session, uint32_t first, uint32_t count,
+                      const uint32_t *ids);
 
     /* The session was moved to session->tokens: ids are its history.  image may be NULL (rows
      * only).  Backends that check content do it here. */
     void (*moved)(struct eng_session *session, const uint32_t *ids, const uint8_t *image,
                   const struct kv_image_state *state);
-    /* The session was cut or put back to session->tokens.  ids as above, or NULL after a cut. */
+    /* The session was put back to session->tokens, by a cut, an abort or rejected tokens.  ids as
+     * above, or NULL.  After an abort at an odd position the tails are those begin() found. */
     void (*rewound)(struct eng_session *session, const uint32_t *ids);
-    /* A prefill begins (session->run is set). */
+    /* A run begins (session->run is set). */
     void (*begin)(struct eng_session *session);
 
-    /* Encoder layers and the decoder's row source over [first, first + count): window rows of
-     * encoder layers, tails, and rows of positions at or beyond session->run.floor. */
-    void (*encode)(struct eng_session *session, uint32_t first, uint32_t count);
-    /* Decoder (and draft) layers over [first, to), all encoded in this run, and logits where
+    /* First the encoder layers and the decoder's row source over the encode spans: window rows of
+     * encoder layers, tails, and rows of positions at or beyond session->run.floor.  Then decoder
+     * layers over the decode spans, which this run has encoded, and logits where
      * eng_wants_logits(). */
-    void (*decode)(struct eng_session *session, uint32_t first, uint32_t to);
+    void (*pass)(struct eng_model *model, const struct eng_pass_spans *spans);
+    /* eng_draft(); NULL: this backend does not draft. */
+    void (*draft)(struct eng_model *model, const struct eng_draft_item *items, uint32_t count);
 };
 
 extern const struct eng_backend_ops eng_backend_cpu;
 extern const struct eng_backend_ops eng_backend_synthetic;
 
-/* Owned by: whoever opened it; immutable but for wrong_bytes, which any session's thread adds to.
- */
+/* Owned by: whoever opened it; immutable but for wrong_bytes, which any session's thread adds to,
+ * and scratch, which belongs to the thread that computes. */
 struct eng_model {
     const struct eng_backend_ops *ops;
     struct eng_config config;
     struct kv_layout layout;
-    struct kv_digest config_digest, weights_digest, fingerprint;
+    struct kv_digest config_digest;
+    struct kv_digest weights_digest;
+    struct kv_digest fingerprint;
     uint64_t bytes;
     _Atomic uint64_t wrong_bytes;
     uint32_t layer_count; /* Encoder, decoder and draft: those with a window. */
     uint32_t ring_rows;
     uint32_t tails_bytes;
-    uint32_t pass_rows;
     uint32_t verify_max;
+    enum eng_isa isa; /* As asked for. */
+    uint32_t threads;
+    uint32_t pass_rows;
+    bool quant_off;
     bool prefill_all;
-    float *sample_values;   /* vocab_tokens, for sampling. */
-    uint32_t *sample_order; /* vocab_tokens. */
+    const struct eng_probe *probe; /* Borrowed, or NULL. */
+    float *sample_values;          /* vocab_tokens, for sampling. */
+    uint32_t *sample_order;        /* vocab_tokens. */
+    struct eng_span *spans;        /* 2 x pass_rows, for a pass. */
     void *backend;
 };
 
@@ -84,6 +126,7 @@ struct eng_model {
 struct eng_run {
     bool active;
     bool each_logits; /* A tokens run: logits of every row. */
+    bool in_pass;
     const uint32_t *ids;
     uint32_t ids_base; /* Position of ids[0]. */
     uint32_t from;     /* First computed position. */
@@ -99,7 +142,7 @@ struct eng_run {
 /* Owned by: worker. */
 struct eng_session {
     struct eng_model *model;
-    uint8_t *const *pages; /* Borrowed. */
+    uint8_t *const *pages; /* Borrowed; the backend's to dereference. */
     uint32_t page_count;
 
     uint32_t tokens;
@@ -117,48 +160,23 @@ struct eng_session {
     uint32_t verify_first, verify_count; /* 0: there is none, or the session has moved. */
     uint32_t verify_ids[ENG_VERIFY_MAX];
 
-    uint8_t *ring;        /* layer_count x ring_rows rows; position p at p % ring_rows. */
-    uint8_t *tails;       /* ENG_TAIL_SLOTS of tails_bytes; even position p at p / 2 % slots. */
-    uint8_t *tails_saved; /* Of the position begin() found, if odd. */
-    float *logits;        /* verify_max x vocab_tokens */
+    float *logits;    /* verify_max x vocab_tokens */
+    uint32_t *recent; /* eng_recent_count() ids, that of position p at p % count. */
     void *backend;
 };
 
-static inline uint8_t *eng_ring_row(const struct eng_session *session, uint32_t layer,
-                                    uint32_t position)
+/* As far back as a session can be put, and the lookback of an Engram before that. */
+static inline uint32_t eng_recent_count(const struct eng_model *model)
 {
-    const struct eng_model *model = session->model;
-    const size_t row = (size_t)layer * model->ring_rows + position % model->ring_rows;
-    return session->ring + row * model->layout.window_row_bytes;
+    return model->ring_rows + ENG_LOOKBACK;
 }
 
-static inline uint8_t *eng_page_at(const struct eng_session *session, uint32_t position)
-{
-    return session->pages[position / KV_PAGE_TOKENS];
-}
-
-/* Row of the entry that covers `position`. */
-static inline uint8_t *eng_main_row(const struct eng_session *session, uint32_t source,
-                                    uint32_t position)
-{
-    const struct kv_layout *layout = &session->model->layout;
-    const uint32_t entry = position % KV_PAGE_TOKENS / layout->sources[source].ratio;
-    return eng_page_at(session, position) + layout->main_offset[source] +
-           (size_t)entry * layout->sources[source].main_bytes;
-}
-
-static inline uint8_t *eng_index_row(const struct eng_session *session, uint32_t source,
-                                     uint32_t position)
-{
-    const struct kv_layout *layout = &session->model->layout;
-    const uint32_t entry = position % KV_PAGE_TOKENS / layout->sources[source].ratio;
-    return eng_page_at(session, position) + layout->index_offset[source] +
-           (size_t)entry * layout->sources[source].index_bytes;
-}
-
+/* The id at a position of the run, or at most ENG_LOOKBACK before its first. */
 static inline uint32_t eng_run_id(const struct eng_session *session, uint32_t position)
 {
-    return session->run.ids[position - session->run.ids_base];
+    const struct eng_run *run = &session->run;
+    return position >= run->ids_base ? run->ids[position - run->ids_base]
+                                     : session->recent[position % eng_recent_count(session->model)];
 }
 
 /* Offset of a source's tail among the tails of a position. */
@@ -170,19 +188,12 @@ static inline uint32_t eng_tail_offset(const struct eng_model *model, uint32_t s
     return offset;
 }
 
-/* Tails of the token at `position`, which is even. */
-static inline uint8_t *eng_tails_at(const struct eng_session *session, uint32_t position)
-{
-    const uint32_t slot = position / 2 % ENG_TAIL_SLOTS;
-    return session->tails + (size_t)slot * session->model->tails_bytes;
-}
-
 static inline bool eng_wants_logits(const struct eng_session *session, uint32_t position)
 {
     return session->run.each_logits || position + 1 == session->run.to;
 }
 
-/* Where the logits of a row of the run go. */
+/* Where the logits of such a row go. */
 static inline float *eng_logits_of(const struct eng_session *session, uint32_t position)
 {
     const struct eng_run *run = &session->run;
@@ -196,6 +207,14 @@ static inline uint32_t eng_layer_first(const struct eng_session *session, uint32
     return layer < session->model->layout.encoder_layers ? session->encoder_first
                                                          : session->decoder_first;
 }
+
+/* engine.c: eng_model_open() with any backend. */
+kv_status eng_model_open_with(const struct eng_options *options, const struct eng_backend_ops *ops,
+                              struct eng_model **ret_model, struct kv_error *err) KV_MUST_CHECK;
+
+/* session/state.c: notes ids of positions [first, first + count) for later lookback. */
+void eng_session_note_ids(struct eng_session *session, uint32_t first, uint32_t count,
+                          const uint32_t *ids);
 
 /* exec/sample.c: the token of `position`, from its logits.  Uses the model's scratch. */
 uint32_t eng_sample(const struct eng_model *model, const float *logits, uint32_t position,

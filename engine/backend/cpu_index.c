@@ -2,9 +2,9 @@
  * The indexer (the model's specification, sections 2.5 and 2.6): which rows a query attends to.
  *
  * Scores stay fp32 from the dot to the sum over heads; larger wins, then the smaller index.  Keys
- * are decoded in tiles, each once for the whole batch, and offered in ascending index to a heap per
- * token, so memory does not grow with the context.  The products of FP4 values are exact, so a
- * score does not depend on how keys were grouped.
+ * are decoded in tiles, each once for the rows of a session, and offered in ascending index to a
+ * heap per row, so memory does not grow with the context.  The products of FP4 values are exact, so
+ * a score does not depend on how keys were grouped.
  */
 
 #include "engine/backend/cpu.h"
@@ -80,8 +80,8 @@ static uint32_t visible(const struct cpu_batch *batch, uint32_t layer, uint32_t 
     return (position + 1) / batch->config->ratio[layer];
 }
 
-static const uint8_t *entry_row(const struct eng_session *session, uint32_t source, uint32_t entry,
-                                bool main)
+const uint8_t *cpu_entry_row(const struct eng_session *session, uint32_t source, uint32_t entry,
+                             bool main)
 {
     const uint32_t position = entry * session->model->layout.sources[source].ratio;
     return main ? eng_main_row(session, source, position)
@@ -95,7 +95,7 @@ static void pack_keys(struct cpu_batch *batch, const uint8_t **rows, uint32_t ke
     for (uint32_t k = keys; k < eng_pad_lanes(keys); k++)
         rows[k] = rows[keys - 1];
     for (uint32_t k = 0; k < keys; k += ENG_LANES)
-        batch->kernels->unpack_keys(rows + k, dim, batch->tile + (size_t)k * dim);
+        cpu_key_unpack(batch, rows + k, batch->tile + (size_t)k * dim);
 }
 
 /* Scores of `keys` packed keys for tokens [t, t + tokens): row t of tile_score, first head. */
@@ -142,26 +142,26 @@ static void offer_blocks(struct cpu_batch *batch, uint32_t t, uint32_t first, ui
 }
 
 /* Full layers: every visible entry of the layer's own source. */
-static void select_from_all(struct eng_session *session, struct cpu_batch *batch, uint32_t layer)
+static void select_from_all(struct cpu_batch *batch, const struct cpu_span *span, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
     const uint32_t source = c->rows_source[layer];
     const bool candidates = layer == c->encoder_layers;
-    const uint32_t end = visible(batch, layer, batch->first + batch->count - 1);
+    const uint32_t end = visible(batch, layer, span->first + span->count - 1);
     const uint8_t *rows[CPU_TILE];
 
-    for (uint32_t t = 0; t < batch->count; t++) {
+    for (uint32_t t = span->row; t < span->row + span->count; t++) {
         cpu_top_reset(&batch->top[t], c->index_topk);
         cpu_top_reset(&batch->top_blocks[t], c->candidate_blocks);
     }
     for (uint32_t first = 0; first < end; first += CPU_TILE) {
         const uint32_t keys = KV_MIN(end - first, CPU_TILE);
         for (uint32_t k = 0; k < keys; k++)
-            rows[k] = entry_row(session, source, first + k, false);
+            rows[k] = cpu_entry_row(span->session, source, first + k, false);
         pack_keys(batch, rows, keys);
-        score_tile(batch, 0, batch->count, keys);
-        for (uint32_t t = 0; t < batch->count; t++) {
-            const uint32_t seen = visible(batch, layer, batch->first + t);
+        score_tile(batch, span->row, span->count, keys);
+        for (uint32_t t = span->row; t < span->row + span->count; t++) {
+            const uint32_t seen = visible(batch, layer, batch->rows[t].position);
             const float *score = batch->tile_score + (size_t)t * c->index_heads * CPU_TILE;
             if (seen <= first) continue;
             const uint32_t count = KV_MIN(seen - first, keys);
@@ -170,18 +170,18 @@ static void select_from_all(struct eng_session *session, struct cpu_batch *batch
             if (candidates) offer_blocks(batch, t, first, first + count, seen, score);
         }
     }
-    for (uint32_t t = 0; candidates && t < batch->count; t++)
+    for (uint32_t t = span->row; candidates && t < span->row + span->count; t++)
         batch->block_count[t] =
             take_sorted(&batch->top_blocks[t], batch->blocks + (size_t)t * c->candidate_blocks);
 }
 
 /* Reindex layers: only entries of the candidate blocks, which differ from token to token. */
-static void select_from_candidates(struct eng_session *session, struct cpu_batch *batch,
-                                   uint32_t layer, uint32_t t)
+static void select_from_candidates(struct cpu_batch *batch, uint32_t layer, uint32_t t)
 {
     const struct eng_config *c = batch->config;
+    const struct cpu_row *row = &batch->rows[t];
     const uint32_t source = c->rows_source[layer];
-    const uint32_t seen = visible(batch, layer, batch->first + t);
+    const uint32_t seen = visible(batch, layer, row->position);
     const uint32_t *blocks = batch->blocks + (size_t)t * c->candidate_blocks;
     const float *score = batch->tile_score + (size_t)t * c->index_heads * CPU_TILE;
     uint32_t entries[CPU_TILE];
@@ -193,7 +193,7 @@ static void select_from_candidates(struct eng_session *session, struct cpu_batch
         for (uint32_t i = 0; i < c->candidate_block; i++) {
             const uint32_t entry = blocks[b] * c->candidate_block + i;
             if (entry >= seen) break;
-            rows[keys] = entry_row(session, source, entry, false);
+            rows[keys] = cpu_entry_row(row->session, source, entry, false);
             entries[keys++] = entry;
         }
         if (b + 1 < batch->block_count[t] && keys + c->candidate_block <= CPU_TILE) continue;
@@ -212,40 +212,51 @@ static void make_queries(struct cpu_batch *batch, uint32_t layer)
     const uint32_t dim = c->index_dim;
     const uint32_t padded = eng_pad_lanes(c->index_heads);
     const float scale = (1.0f / sqrtf((float)dim)) * (1.0f / sqrtf((float)c->index_heads));
-    uint8_t row[512];
-    assert(eng_index_row_bytes(dim) <= sizeof(row));
 
-    cpu_linear(batch, &weights->ix_wq_b, batch->qrq, c->q_lora, batch->iq,
+    cpu_linear(batch, &weights->ix_wq_b, batch->qrq, c->q_lora, batch->count, batch->iq,
                (size_t)c->index_heads * dim, true);
-    cpu_linear(batch, &weights->ix_proj, batch->x, c->hidden, batch->iw, padded, true);
+    cpu_linear(batch, &weights->ix_proj, batch->x, c->hidden, batch->count, batch->iw, padded,
+               true);
     for (uint32_t t = 0; t < batch->count; t++) {
+        const float *rope = batch->rope_yarn + (size_t)t * c->rope_dim;
         for (uint32_t h = 0; h < c->index_heads; h++) {
             float *q = batch->iq + ((size_t)t * c->index_heads + h) * dim;
-            cpu_rotate(batch, batch->rope_yarn, t + 1, q, dim, false);
-            eng_index_row_encode(q, dim, row);
-            eng_index_row_decode(row, dim, q);
+            cpu_rotate(batch, rope, q, dim, false);
+            cpu_key_round(batch, q);
             batch->iw[(size_t)t * padded + h] *= scale;
         }
     }
 }
 
-void cpu_publish_list(struct eng_session *session, struct cpu_batch *batch, uint32_t layer)
+static void show_lists(struct cpu_batch *batch, uint32_t layer)
+{
+    const struct eng_probe *probe = batch->owner->probe;
+    for (uint32_t i = 0; probe != NULL && i < batch->span_count; i++) {
+        const struct cpu_span *span = &batch->spans[i];
+        const struct eng_probe_rows rows = cpu_probe_rows(span, layer);
+        if (layer == batch->config->encoder_layers && probe->candidates != NULL)
+            probe->candidates(probe->context, &rows,
+                              batch->blocks + (size_t)span->row * batch->config->candidate_blocks,
+                              batch->block_count + span->row);
+        if (probe->topk != NULL)
+            probe->topk(probe->context, &rows,
+                        batch->list + (size_t)span->row * batch->config->index_topk,
+                        batch->list_count + span->row);
+    }
+}
+
+void cpu_publish_list(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
-    const uint32_t source = c->rows_source[layer];
 
     make_queries(batch, layer);
     if (eng_config_owns_rows(c, layer))
-        select_from_all(session, batch, layer);
+        for (uint32_t i = 0; i < batch->span_count; i++)
+            select_from_all(batch, &batch->spans[i], layer);
     else
         for (uint32_t t = 0; t < batch->count; t++)
-            select_from_candidates(session, batch, layer, t);
-    for (uint32_t t = 0; t < batch->count; t++) {
-        uint32_t *list = batch->list + (size_t)t * c->index_topk;
-        float *rows = batch->selected + (size_t)t * c->index_topk * c->head_dim;
-        batch->list_count[t] = take_sorted(&batch->top[t], list);
-        for (uint32_t i = 0; i < batch->list_count[t]; i++)
-            eng_main_row_decode(entry_row(session, source, list[i], true), c->head_dim,
-                                rows + (size_t)i * c->head_dim);
-    }
+            select_from_candidates(batch, layer, t);
+    for (uint32_t t = 0; t < batch->count; t++)
+        batch->list_count[t] = take_sorted(&batch->top[t], batch->list + (size_t)t * c->index_topk);
+    show_lists(batch, layer);
 }

@@ -67,7 +67,7 @@ void cpu_mix(struct cpu_batch *batch, const struct eng_hc *hc)
     const struct eng_config *c = batch->config;
     const size_t width = (size_t)ENG_STREAMS * c->hidden;
 
-    cpu_linear(batch, &hc->fn, batch->streams, width, batch->z, 32, false);
+    cpu_linear(batch, &hc->fn, batch->streams, width, batch->count, batch->z, 32, false);
     for (uint32_t t = 0; t < batch->count; t++) {
         const float inverse =
             batch->kernels->rms_inverse(batch->streams + t * width, width, c->rms_eps);
@@ -76,12 +76,12 @@ void cpu_mix(struct cpu_batch *batch, const struct eng_hc *hc)
     }
 }
 
-void cpu_collapse(struct cpu_batch *batch, const float *weights, size_t stride, const float *norm)
+void cpu_collapse(struct cpu_batch *batch, const float *norm)
 {
     const struct eng_config *c = batch->config;
     for (uint32_t t = 0; t < batch->count; t++) {
         batch->kernels->collapse(batch->streams + (size_t)t * ENG_STREAMS * c->hidden,
-                                 weights + t * stride, c->hidden, batch->scratch);
+                                 batch->g + (size_t)t * ENG_STREAMS, c->hidden, batch->scratch);
         batch->kernels->rms(batch->scratch, norm, c->hidden, c->rms_eps,
                             batch->x + (size_t)t * c->hidden);
     }
@@ -93,4 +93,10 @@ void cpu_expand(struct cpu_batch *batch)
     for (uint32_t t = 0; t < batch->count; t++)
         batch->kernels->expand(batch->streams + t * ENG_STREAMS * hidden, batch->sub + t * hidden,
                                batch->mix[t].post, batch->mix[t].comb, hidden);
+}
+
+void cpu_hand_on(struct cpu_batch *batch)
+{
+    for (uint32_t t = 0; t < batch->count; t++)
+        memcpy(batch->g + ENG_STREAMS * (size_t)t, batch->mix[t].pre, sizeof(batch->mix[t].pre));
 }

@@ -13,35 +13,6 @@
 #include <assert.h>
 #include <string.h>
 
-/* From latent (bf16, before rotation) of token `t`, whose position completes the entry. */
-static void write_entry(struct eng_session *session, struct cpu_batch *batch, uint32_t layer,
-                        uint32_t t)
-{
-    const struct eng_config *c = batch->config;
-    const struct eng_layer *weights = &batch->model->weights.layers[layer];
-    const uint32_t source = c->rows_source[layer];
-    const uint32_t position = batch->first + t;
-    /* Rotations begin one position before the batch; an entry stands at its first token. */
-    const uint32_t at = c->ratio[layer] == 2 ? t : t + 1;
-    float *latent = batch->latent + (size_t)t * c->head_dim;
-    float *key = batch->key + (size_t)t * c->index_dim;
-    assert(position >= session->run.floor);
-
-    batch->kernels->matmul(&(struct eng_matmul_args){.packed = weights->ix_wk.packed,
-                                                     .n = c->index_dim,
-                                                     .k = c->head_dim,
-                                                     .x = latent,
-                                                     .y = batch->scratch,
-                                                     .count = 1,
-                                                     .round_bf16 = true});
-    batch->kernels->rms(batch->scratch, weights->ix_k_norm, c->index_dim, c->rms_eps, key);
-    cpu_rotate(batch, batch->rope_yarn, at, key, c->index_dim, false);
-    eng_index_row_encode(key, c->index_dim, eng_index_row(session, source, position));
-
-    cpu_rotate(batch, batch->rope_yarn, at, latent, c->head_dim, false);
-    eng_main_row_encode(latent, c->head_dim, eng_main_row(session, source, position));
-}
-
 /* Softmax over the two tokens of b, per channel. */
 static void pool(const float *a0, const float *b0, const float *a1, const float *b1, uint32_t dim,
                  float *pooled)
@@ -54,54 +25,87 @@ static void pool(const float *a0, const float *b0, const float *a1, const float 
     }
 }
 
-static void write_pairs(struct eng_session *session, struct cpu_batch *batch, uint32_t layer)
+/* Latents of the pairs that are complete, and the raw halves of those that are not. */
+static uint32_t pool_pairs(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
     const uint32_t dim = c->head_dim;
-    const uint32_t offset = eng_tail_offset(session->model, c->rows_source[layer]);
+    const uint32_t offset = eng_tail_offset(batch->owner, c->rows_source[layer]);
+    uint32_t entries = 0;
 
-    cpu_linear(batch, &weights->cmp_wkv, batch->x, c->hidden, batch->pool_a, dim, false);
-    cpu_linear(batch, &weights->cmp_wgate, batch->x, c->hidden, batch->pool_b, dim, false);
+    cpu_linear(batch, &weights->cmp_wkv, batch->x, c->hidden, batch->count, batch->pool_a, dim,
+               false);
+    cpu_linear(batch, &weights->cmp_wgate, batch->x, c->hidden, batch->count, batch->pool_b, dim,
+               false);
     for (uint32_t t = 0; t < batch->count; t++) {
+        const struct cpu_row *row = &batch->rows[t];
         const float *a = batch->pool_a + (size_t)t * dim;
         const float *b = batch->pool_b + (size_t)t * dim;
-        const uint32_t position = batch->first + t;
-        float *tail_a = (float *)(void *)(eng_tails_at(session, position) + offset);
+        const uint32_t even = row->position - row->position % 2;
+        float *tail_a = (float *)(void *)(eng_tails_at(row->session, even) + offset);
         float *tail_b = tail_a + dim;
-        if (position % 2 == 0) {
+        if (row->position == even) {
             memcpy(tail_a, a, dim * sizeof(*a));
             memcpy(tail_b, b, dim * sizeof(*b));
             continue;
         }
-        if (position < session->run.floor) continue;
+        if (row->position < row->session->run.floor) continue;
         pool(tail_a, tail_b, a, b, dim, batch->scratch);
         batch->kernels->rms(batch->scratch, weights->cmp_norm, dim, c->rms_eps,
-                            batch->latent + (size_t)t * dim);
-        write_entry(session, batch, layer, t);
+                            batch->latent + (size_t)entries * dim);
+        batch->entry_row[entries++] = t;
     }
+    return entries;
 }
 
-static void write_singles(struct eng_session *session, struct cpu_batch *batch, uint32_t layer)
+static uint32_t norm_singles(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
     const uint32_t dim = c->head_dim;
+    uint32_t entries = 0;
 
-    if (batch->first + batch->count <= session->run.floor) return;
-    cpu_linear(batch, &weights->cmp_wkv, batch->x, c->hidden, batch->pool_a, dim, true);
+    cpu_linear(batch, &weights->cmp_wkv, batch->x, c->hidden, batch->count, batch->pool_a, dim,
+               true);
     for (uint32_t t = 0; t < batch->count; t++) {
-        if (batch->first + t < session->run.floor) continue;
+        if (batch->rows[t].position < batch->rows[t].session->run.floor) continue;
         batch->kernels->rms(batch->pool_a + (size_t)t * dim, weights->cmp_norm, dim, c->rms_eps,
-                            batch->latent + (size_t)t * dim);
-        write_entry(session, batch, layer, t);
+                            batch->latent + (size_t)entries * dim);
+        batch->entry_row[entries++] = t;
+    }
+    return entries;
+}
+
+/* Keys are made of latents before their rotation; an entry stands at its first token. */
+static void write_entries(struct cpu_batch *batch, uint32_t layer, uint32_t entries)
+{
+    const struct eng_config *c = batch->config;
+    const struct eng_layer *weights = &batch->model->weights.layers[layer];
+    const uint32_t source = c->rows_source[layer];
+    const float *ropes = c->ratio[layer] == 2 ? batch->rope_entry : batch->rope_yarn;
+
+    cpu_linear(batch, &weights->ix_wk, batch->latent, c->head_dim, entries, batch->key,
+               c->index_dim, true);
+    for (uint32_t e = 0; e < entries; e++) {
+        const struct cpu_row *row = &batch->rows[batch->entry_row[e]];
+        const float *rope = ropes + (size_t)batch->entry_row[e] * c->rope_dim;
+        float *latent = batch->latent + (size_t)e * c->head_dim;
+        float *key = batch->scratch;
+        assert(row->position >= row->session->run.floor);
+
+        batch->kernels->rms(batch->key + (size_t)e * c->index_dim, weights->ix_k_norm, c->index_dim,
+                            c->rms_eps, key);
+        cpu_rotate(batch, rope, key, c->index_dim, false);
+        cpu_key_encode(batch, key, eng_index_row(row->session, source, row->position));
+        cpu_rotate(batch, rope, latent, c->head_dim, false);
+        cpu_main_encode(batch, latent, eng_main_row(row->session, source, row->position));
     }
 }
 
-void cpu_write_rows(struct eng_session *session, struct cpu_batch *batch, uint32_t layer)
+void cpu_write_rows(struct cpu_batch *batch, uint32_t layer)
 {
-    if (batch->config->ratio[layer] == 2)
-        write_pairs(session, batch, layer);
-    else
-        write_singles(session, batch, layer);
+    const uint32_t entries =
+        batch->config->ratio[layer] == 2 ? pool_pairs(batch, layer) : norm_singles(batch, layer);
+    if (entries > 0) write_entries(batch, layer, entries);
 }

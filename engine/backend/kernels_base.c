@@ -7,6 +7,6 @@
 
 #define ENG_TARGET
 #define ENG_NAME(x) x##_base
-#define ENG_KERNELS_NAME "base"
+#define ENG_KERNELS_NAME "portable"
 
 #include "engine/backend/kernels_body.inc"

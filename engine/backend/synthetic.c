@@ -9,16 +9,23 @@
  * test waits for.
  */
 
-#include "engine/backend/backend.h"
+#include "engine/backend/host.h"
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/page.h"
 
 #include <assert.h>
 
 struct synthetic_session {
-    uint64_t history;  /* After session->tokens tokens, or after run.next in a prefill. */
-    uint64_t hashes[]; /* History after position p at p % ring_rows: what a cut goes back to. */
+    struct eng_host host;
+    uint64_t history; /* After session->tokens tokens, or after what a run has encoded. */
+    uint64_t *hashes; /* History after position p at p % hash_count(): what a cut goes back to. */
 };
+
+/* A pass may encode pass_rows beyond what it then decodes. */
+static uint32_t hash_count(const struct eng_model *model)
+{
+    return model->ring_rows + model->pass_rows;
+}
 
 enum { PLACE_MAIN = 1 << 16, PLACE_INDEX = 2 << 16, PLACE_TAIL = 3 << 16, PLACE_LOGITS = 4 << 16 };
 
@@ -76,17 +83,17 @@ static uint64_t differing(const uint8_t *bytes, uint64_t history, uint32_t posit
 static uint64_t history_before(const struct eng_session *session, uint32_t tokens)
 {
     const struct synthetic_session *own = session->backend;
-    return tokens == 0 ? history_start : own->hashes[(tokens - 1) % session->model->ring_rows];
+    return tokens == 0 ? history_start : own->hashes[(tokens - 1) % hash_count(session->model)];
 }
 
 static void derive(struct eng_session *session, const uint32_t *ids, uint32_t tokens)
 {
     struct synthetic_session *own = session->backend;
-    const uint32_t ring_rows = session->model->ring_rows;
+    const uint32_t count = hash_count(session->model);
     uint64_t history = history_start;
     for (uint32_t p = 0; p < tokens; p++) {
         history = history_next(history, ids[p]);
-        own->hashes[p % ring_rows] = history;
+        own->hashes[p % count] = history;
     }
     own->history = history;
 }
@@ -165,18 +172,29 @@ static const char *synthetic_kind(const struct eng_model *model)
 
 static size_t synthetic_session_bytes(const struct eng_model *model)
 {
-    return sizeof(struct synthetic_session) + model->ring_rows * sizeof(uint64_t);
+    return (size_t)kv_round_up(sizeof(struct synthetic_session), 64) + eng_host_bytes(model) +
+           hash_count(model) * sizeof(uint64_t);
 }
 
-static void synthetic_session_init(struct eng_session *session, void *memory)
+static kv_status synthetic_session_init(struct eng_session *session, void *memory,
+                                        struct kv_error *err)
 {
+    const struct eng_model *model = session->model;
     struct synthetic_session *own = memory;
+    uint8_t *rest = (uint8_t *)memory + kv_round_up(sizeof(*own), 64);
+    eng_host_init(&own->host, model, rest);
+    own->hashes = (uint64_t *)(void *)(rest + eng_host_bytes(model));
     own->history = history_start;
+    return KV_OK;
 }
 
 static void synthetic_session_copy(struct eng_session *to, const struct eng_session *from)
 {
-    memcpy(to->backend, from->backend, synthetic_session_bytes(from->model));
+    struct synthetic_session *own = to->backend;
+    const struct synthetic_session *other = from->backend;
+    eng_host_copy(to, from);
+    own->history = other->history;
+    memcpy(own->hashes, other->hashes, hash_count(from->model) * sizeof(*own->hashes));
 }
 
 static void synthetic_moved(struct eng_session *session, const uint32_t *ids, const uint8_t *image,
@@ -190,6 +208,7 @@ static void synthetic_moved(struct eng_session *session, const uint32_t *ids, co
 static void synthetic_rewound(struct eng_session *session, const uint32_t *ids)
 {
     struct synthetic_session *own = session->backend;
+    eng_host_rewound(session);
     if (ids != NULL) derive(session, ids, session->tokens);
     own->history = history_before(session, session->tokens);
 }
@@ -199,6 +218,7 @@ static void synthetic_begin(struct eng_session *session)
     struct synthetic_session *own = session->backend;
     const struct eng_run *run = &session->run;
 
+    eng_host_begin(session);
     if (run->ids_base == 0) {
         derive(session, run->ids, run->from);
         check_pages(session, run->ids, run->floor);
@@ -215,7 +235,7 @@ static void synthetic_encode(struct eng_session *session, uint32_t first, uint32
 
     for (uint32_t p = first; p < first + count; p++) {
         own->history = history_next(own->history, eng_run_id(session, p));
-        own->hashes[p % model->ring_rows] = own->history;
+        own->hashes[p % hash_count(model)] = own->history;
         for (uint32_t layer = 0; layer < layout->encoder_layers; layer++)
             fill(own->history, p, layer, eng_ring_row(session, layer, p), layout->window_row_bytes);
         for (uint32_t i = 0; i < layout->source_count; i++) {
@@ -250,6 +270,15 @@ static void synthetic_decode(struct eng_session *session, uint32_t first, uint32
     }
 }
 
+static void synthetic_pass(struct eng_model *model, const struct eng_pass_spans *spans)
+{
+    for (uint32_t i = 0; i < spans->encode_count; i++)
+        synthetic_encode(spans->encode[i].session, spans->encode[i].first, spans->encode[i].count);
+    for (uint32_t i = 0; i < spans->decode_count; i++)
+        synthetic_decode(spans->decode[i].session, spans->decode[i].first,
+                         spans->decode[i].first + spans->decode[i].count);
+}
+
 const struct eng_backend_ops eng_backend_synthetic = {
     .name = "SYNTHETIC",
     .revision = "synthetic 1",
@@ -259,10 +288,15 @@ const struct eng_backend_ops eng_backend_synthetic = {
     .isa = synthetic_kind,
     .session_bytes = synthetic_session_bytes,
     .session_init = synthetic_session_init,
+    .session_fini = eng_host_session_fini,
     .session_copy = synthetic_session_copy,
+    .window_read = eng_host_window_read,
+    .window_write = eng_host_window_write,
+    .tails_read = eng_host_tails_read,
+    .tails_write = eng_host_tails_write,
+    .ids_write = eng_host_ids_write,
     .moved = synthetic_moved,
     .rewound = synthetic_rewound,
     .begin = synthetic_begin,
-    .encode = synthetic_encode,
-    .decode = synthetic_decode,
+    .pass = synthetic_pass,
 };

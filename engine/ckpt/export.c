@@ -24,14 +24,12 @@ void eng_session_export(const struct eng_session *session, uint8_t *image)
         const uint32_t first =
             layer < layout->encoder_layers ? state.encoder_first : state.decoder_first;
         uint8_t *rows = image + kv_layout_window_offset(layout, layer);
-        for (uint32_t p = first; p < state.tokens; p++)
-            memcpy(rows + (size_t)(p - base) * layout->window_row_bytes,
-                   eng_ring_row(session, layer, p), layout->window_row_bytes);
+        model->ops->window_read(session, layer, first, state.tokens - first,
+                                rows + (size_t)(first - base) * layout->window_row_bytes);
     }
     /* Rows alone know no tails: such a session resumes at an even position. */
     if (state.tokens % 2 == 1 && session->has_windows)
-        memcpy(image + layout->tails_offset, eng_tails_at(session, state.tokens - 1),
-               model->tails_bytes);
+        model->ops->tails_read(session, state.tokens - 1, image + layout->tails_offset);
 }
 
 kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
@@ -63,12 +61,12 @@ kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
     session->verify_count = 0;
     for (uint32_t layer = 0; layer < model->layer_count; layer++) {
         const uint8_t *rows = image + kv_layout_window_offset(layout, layer);
-        for (uint32_t p = eng_layer_first(session, layer); p < tokens; p++)
-            memcpy(eng_ring_row(session, layer, p),
-                   rows + (size_t)(p - base) * layout->window_row_bytes, layout->window_row_bytes);
+        const uint32_t first = eng_layer_first(session, layer);
+        model->ops->window_write(session, layer, first, tokens - first,
+                                 rows + (size_t)(first - base) * layout->window_row_bytes);
     }
-    if (tokens % 2 == 1)
-        memcpy(eng_tails_at(session, tokens - 1), image + layout->tails_offset, model->tails_bytes);
+    if (tokens % 2 == 1) model->ops->tails_write(session, tokens - 1, image + layout->tails_offset);
+    eng_session_note_ids(session, 0, tokens, ids);
     model->ops->moved(session, ids, image, state);
     return KV_OK;
 }
@@ -84,5 +82,6 @@ void eng_session_rows_only(struct eng_session *session, const uint32_t *ids, uin
     session->has_pending = false;
     session->has_logits = false;
     session->verify_count = 0;
+    eng_session_note_ids(session, 0, tokens, ids);
     session->model->ops->moved(session, ids, NULL, NULL);
 }

@@ -9,7 +9,6 @@
 
 #include "engine/backend/backend.h"
 #include "kvstore/base/bytes.h"
-#include "kvstore/format/page.h"
 
 #include <assert.h>
 
@@ -44,9 +43,7 @@ static void run_begin(struct eng_session *session, const uint32_t *ids, uint32_t
         .decoder_first_before = session->decoder_first,
     };
     if (!session->has_windows) session->encoder_first = from;
-    if (session->tokens % 2 == 1)
-        memcpy(session->tails_saved, eng_tails_at(session, session->tokens - 1),
-               model->tails_bytes);
+    if (ids_base == 0) eng_session_note_ids(session, 0, from, ids);
     session->verify_count = 0;
     model->ops->begin(session);
 }
@@ -79,33 +76,57 @@ struct eng_run_left eng_run_left(const struct eng_session *session)
                                  .decode = run->to - run->decode_next};
 }
 
-static void encode_piece(struct eng_session *session, uint32_t count)
+/* The span of the encoder's part, and what the generic side knows after it. */
+static struct eng_span encode_span(struct eng_session *session, uint32_t count)
 {
     struct eng_run *run = &session->run;
+    const struct eng_span span = {.session = session, .first = run->encode_next, .count = count};
+    const uint32_t *ids = run->ids + (run->encode_next - run->ids_base);
+    const uint32_t old = run->floor > span.first ? KV_MIN(run->floor - span.first, count) : 0;
 
-    session->model->ops->encode(session, run->encode_next, count);
-    for (uint32_t p = KV_MAX(run->encode_next, run->floor); p < run->encode_next + count; p++)
-        kv_page_set_id(eng_page_at(session, p), p % KV_PAGE_TOKENS, eng_run_id(session, p));
+    eng_session_note_ids(session, span.first, count, ids);
+    if (count > old)
+        session->model->ops->ids_write(session, span.first + old, count - old, ids + old);
     run->encode_next += count;
+    return span;
 }
 
-static void decode_piece(struct eng_session *session, uint32_t count)
+static struct eng_span decode_span(struct eng_session *session, uint32_t count)
 {
+    const struct eng_model *model = session->model;
     struct eng_run *run = &session->run;
+    const struct eng_span span = {.session = session, .first = run->decode_next, .count = count};
 
     assert(run->decode_next + count <= run->encode_next);
-    if (!session->model->prefill_all) assert(run->encode_next == run->to);
+    if (!model->prefill_all) assert(run->encode_next == run->to);
     if (run->decode_next == run->decode_first &&
         (run->decode_first > run->from || !run->had_windows))
         session->decoder_first = run->decode_first;
-    session->model->ops->decode(session, run->decode_next, run->decode_next + count);
     run->decode_next += count;
+    return span;
 }
 
 /* Oldest position whose rows the ring still has when it has those up to `next`. */
 static uint32_t ring_oldest(const struct eng_model *model, uint32_t next)
 {
     return next > model->ring_rows ? next - model->ring_rows : 0;
+}
+
+/* Windows a replay rebuilt: exact from window - 1 before the floor on if every encoder layer had as
+ * far to look back as it reaches; then the rows before that are not part of the state.  Otherwise
+ * the session is marked, and no cut goes to the floor or below. */
+static void note_replay(struct eng_session *session)
+{
+    const struct kv_layout *layout = &session->model->layout;
+    const struct eng_run *run = &session->run;
+    const uint32_t reach = layout->window_tokens - 1;
+
+    session->replay_at = 0;
+    if (run->from == 0) return;
+    if (run->floor - run->from >= layout->encoder_layers * reach)
+        session->encoder_first = KV_MAX(session->encoder_first, run->floor - reach);
+    else
+        session->replay_at = run->floor;
 }
 
 static void run_end(struct eng_session *session)
@@ -116,7 +137,7 @@ static void run_end(struct eng_session *session)
 
     session->encoder_first = KV_MAX(session->encoder_first, oldest);
     session->decoder_first = KV_MAX(session->decoder_first, oldest);
-    if (!run->had_windows) session->replay_at = run->from > 0 ? run->floor : 0;
+    if (!run->had_windows) note_replay(session);
     session->has_windows = true;
     session->tokens = run->to;
     session->has_logits = true;
@@ -127,25 +148,47 @@ static void run_end(struct eng_session *session)
     session->run.active = false;
 }
 
-void eng_pass(struct eng_model *model, const struct eng_piece *pieces, uint32_t count)
+static void check_pieces(struct eng_model *model, const struct eng_piece *pieces, uint32_t count)
 {
     uint32_t encode = 0, decode = 0;
 
     for (uint32_t i = 0; i < count; i++) {
-        const struct eng_run_left left = eng_run_left(pieces[i].session);
-        assert(pieces[i].session->model == model);
+        struct eng_session *session = pieces[i].session;
+        const struct eng_run_left left = eng_run_left(session);
+        assert(session->model == model);
+        assert(!session->run.in_pass);
         assert(pieces[i].encode <= left.encode);
         assert(pieces[i].decode <= left.decode);
+        session->run.in_pass = true;
         encode += pieces[i].encode;
         decode += pieces[i].decode;
     }
     assert(encode <= model->pass_rows);
     assert(decode <= model->pass_rows);
+}
+
+void eng_pass(struct eng_model *model, const struct eng_piece *pieces, uint32_t count)
+{
+    struct eng_span *encode = model->spans;
+    struct eng_span *decode = model->spans + model->pass_rows;
+    uint32_t encode_count = 0, decode_count = 0;
+
+    check_pieces(model, pieces, count);
     for (uint32_t i = 0; i < count; i++) {
         struct eng_session *session = pieces[i].session;
-        if (pieces[i].encode > 0) encode_piece(session, pieces[i].encode);
-        if (pieces[i].decode > 0) decode_piece(session, pieces[i].decode);
+        if (pieces[i].encode > 0) encode[encode_count++] = encode_span(session, pieces[i].encode);
+        if (pieces[i].decode > 0) decode[decode_count++] = decode_span(session, pieces[i].decode);
+    }
+    if (encode_count + decode_count > 0)
+        model->ops->pass(model, &(struct eng_pass_spans){.encode = encode,
+                                                         .encode_count = encode_count,
+                                                         .decode = decode,
+                                                         .decode_count = decode_count});
+    for (uint32_t i = 0; i < count; i++) {
+        struct eng_session *session = pieces[i].session;
         const struct eng_run_left left = eng_run_left(session);
+        session->run.in_pass = false;
+        if (model->prefill_all) assert(left.decode - left.encode <= model->layout.window_tokens);
         if (left.encode == 0 && left.decode == 0) run_end(session);
     }
 }
@@ -172,9 +215,6 @@ bool eng_run_abort(struct eng_session *session)
         session->decoder_first = KV_MAX(session->decoder_first, ring_oldest(model, decoded));
         if (run.each_logits && decoded > run.from) session->has_logits = false;
     }
-    if (session->tokens % 2 == 1)
-        memcpy(eng_tails_at(session, session->tokens - 1), session->tails_saved,
-               model->tails_bytes);
     model->ops->rewound(session, run.ids_base == 0 ? run.ids : NULL);
     return true;
 }

@@ -10,6 +10,7 @@
 
 #include "engine/model/config.h"
 
+#include "engine/model/primes.h"
 #include "engine/model/quant.h"
 #include "kvstore/base/bytes.h"
 
@@ -127,7 +128,7 @@ static void read_dims(struct reader *reader, struct eng_config *config)
     config->rope_dim = read_u32(reader, "qk_rope_head_dim", 2, 256);
     config->q_lora = read_u32(reader, "q_lora_rank", 32, 8192);
     config->o_groups = read_u32(reader, "o_groups", 1, 64);
-    config->o_lora = read_u32(reader, "o_lora_rank", 16, 8192);
+    config->o_lora = read_u32(reader, "o_lora_rank", 32, 8192);
     config->window = read_u32(reader, "sliding_window", 1, 4096);
     config->index_heads = read_u32(reader, "index_n_heads", 1, 256);
     config->index_dim = read_u32(reader, "index_head_dim", 32, 512);
@@ -144,8 +145,7 @@ static void read_dims(struct reader *reader, struct eng_config *config)
     need_multiple(reader, "head_dim", config->head_dim, 32);
     need_multiple(reader, "qk_rope_head_dim", config->rope_dim, 2);
     need_multiple(reader, "q_lora_rank", config->q_lora, 32);
-    need_multiple(reader, "o_lora_rank", config->o_lora, 16);
-    need_multiple(reader, "o_groups x o_lora_rank", config->o_groups * config->o_lora, 32);
+    need_multiple(reader, "o_lora_rank", config->o_lora, 32);
     need_multiple(reader, "num_attention_heads", config->heads, config->o_groups);
     need_multiple(reader, "index_head_dim", config->index_dim, 32);
     need_multiple(reader, "moe_intermediate_size", config->moe_width, 32);
@@ -179,7 +179,7 @@ static void read_numbers(struct reader *reader, struct eng_config *config)
 /* The source of a layer is the last one at or before it. */
 static void assign_sources(struct eng_config *config, const uint32_t *index_layers, uint32_t count)
 {
-    for (uint32_t layer = 0; layer < config->layers; layer++) {
+    for (uint32_t layer = 0; layer < config->layers + config->draft_stages; layer++) {
         config->rows_source[layer] = ENG_NO_SOURCE;
         config->index_source[layer] = ENG_NO_SOURCE;
         if (config->ratio[layer] == 0) continue;
@@ -191,7 +191,7 @@ static void assign_sources(struct eng_config *config, const uint32_t *index_laye
 }
 
 static const char *topology_fault(const struct eng_config *config, const uint32_t *index_layers,
-                                  uint32_t index_count, uint32_t candidate_source)
+                                  uint32_t index_count)
 {
     if (config->source_count == 0 || index_count == 0)
         return "kv_source_layer_ids and index_source_layer_ids must not be empty";
@@ -201,7 +201,7 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     for (uint32_t i = 1; i < index_count; i++)
         if (index_layers[i] <= index_layers[i - 1]) return "index_source_layer_ids must ascend";
     const uint32_t last = config->source_layers[config->source_count - 1];
-    if (candidate_source != last)
+    if (config->candidate_source != last)
         return "candidate_source_layer_id must be the last of kv_source_layer_ids";
     if (last == 0 || last >= config->layers) return "the last kv source must leave an encoder";
     if (config->ratio[last] != 1) return "the last kv source must have compress ratio 1";
@@ -233,24 +233,24 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     return NULL;
 }
 
+static void fail_with(struct reader *reader, const char *fault)
+{
+    if (reader->status == KV_OK && fault != NULL)
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s", reader->path, fault);
+}
+
 static void read_topology(struct reader *reader, struct eng_config *config)
 {
     uint32_t ratios[KV_LAYERS_MAX + KV_DRAFT_STAGES_MAX];
     uint32_t index_layers[KV_LAYERS_MAX];
-    uint32_t engrams[KV_LAYERS_MAX];
 
     config->draft_stages = read_u32_or(reader, "num_nextn_predict_layers", 0, KV_DRAFT_STAGES_MAX);
-    config->engram_layers = 0;
-    if (json_object_get(reader->object, "engram_layer_ids") != NULL)
-        config->engram_layers =
-            read_list(reader, "engram_layer_ids", engrams, KV_LAYERS_MAX, config->layers);
     const uint32_t count = read_list(reader, "compress_ratios", ratios, KV_ARRAY_COUNT(ratios), 3);
     config->source_count = read_list(reader, "kv_source_layer_ids", config->source_layers,
                                      KV_SOURCES_MAX, config->layers);
     const uint32_t index_count =
         read_list(reader, "index_source_layer_ids", index_layers, KV_LAYERS_MAX, config->layers);
-    const uint32_t candidate_source =
-        read_u32(reader, "candidate_source_layer_id", 0, config->layers - 1);
+    config->candidate_source = read_u32(reader, "candidate_source_layer_id", 0, config->layers - 1);
     if (reader->status != KV_OK) return;
     if (count != config->layers && count != config->layers + config->draft_stages) {
         reader->status =
@@ -258,12 +258,105 @@ static void read_topology(struct reader *reader, struct eng_config *config)
                     reader->path, config->layers + config->draft_stages, count);
         return;
     }
+    for (uint32_t i = config->layers; i < count; i++)
+        if (ratios[i] != 0)
+            fail_with(reader, "compress_ratios of the draft stages must be 0: they read no rows");
     memcpy(config->ratio, ratios, config->layers * sizeof(*ratios));
     assign_sources(config, index_layers, index_count);
-    config->encoder_layers = candidate_source;
-    const char *fault = topology_fault(config, index_layers, index_count, candidate_source);
-    if (fault != NULL)
-        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s", reader->path, fault);
+    config->encoder_layers = config->candidate_source;
+    fail_with(reader, topology_fault(config, index_layers, index_count));
+}
+
+/* Rows of the tables must be what the hash can reach: the sums of the primes of section 2.8. */
+static void check_engram_rows(struct reader *reader, const struct eng_config *config)
+{
+    uint32_t primes[ENG_ENGRAM_ORDERS_MAX * ENG_ENGRAM_HEADS_MAX];
+    const uint32_t columns = eng_config_engram_columns(config);
+
+    for (uint32_t i = 0; i < config->engram_count && reader->status == KV_OK; i++) {
+        uint64_t sum = 0;
+        eng_engram_primes(config->engram_bucket_base, columns, i, primes);
+        for (uint32_t column = 0; column < columns; column++)
+            sum += primes[column];
+        if (sum == config->engram_rows[i]) continue;
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID,
+                    "%s: engram_num_embeddings[%u] must be %llu, the sum of its %u primes, "
+                    "found %llu",
+                    reader->path, i, (unsigned long long)sum, columns,
+                    (unsigned long long)config->engram_rows[i]);
+    }
+}
+
+static void read_engram(struct reader *reader, struct eng_config *config)
+{
+    uint32_t rows[ENG_ENGRAM_MAX];
+
+    if (json_object_get(reader->object, "engram_layer_ids") == NULL) return;
+    config->engram_count = read_list(reader, "engram_layer_ids", config->engram_layers,
+                                     ENG_ENGRAM_MAX, config->layers);
+    if (reader->status != KV_OK || config->engram_count == 0) return;
+    const uint32_t count =
+        read_list(reader, "engram_num_embeddings", rows, ENG_ENGRAM_MAX, UINT32_MAX);
+    config->engram_max_ngram =
+        read_u32(reader, "engram_max_ngram_size", 2, ENG_ENGRAM_ORDERS_MAX + 1);
+    config->engram_heads = read_u32(reader, "engram_n_heads", 1, ENG_ENGRAM_HEADS_MAX);
+    config->engram_dim = read_u32(reader, "engram_head_dim", 32, 1024);
+    config->engram_bucket_base = read_u32(reader, "engram_vocab_size", 2, 1u << 28);
+    config->engram_compressed = read_u32(reader, "engram_compressed_vocab_size", 1, config->vocab);
+    need_multiple(reader, "engram_head_dim", config->engram_dim, 32);
+    if (reader->status != KV_OK) return;
+    for (uint32_t i = 0; i < config->engram_count; i++) {
+        if (i > 0 && config->engram_layers[i] <= config->engram_layers[i - 1])
+            fail_with(reader, "engram_layer_ids must ascend");
+        if (config->engram_layers[i] >= config->encoder_layers)
+            fail_with(reader, "engram_layer_ids must name layers of the encoder");
+        config->engram_rows[i] = rows[i];
+    }
+    if (count != config->engram_count)
+        fail_with(reader, "engram_num_embeddings must have one entry per Engram layer");
+    if (reader->status == KV_OK) check_engram_rows(reader, config);
+}
+
+static void read_draft(struct reader *reader, struct eng_config *config)
+{
+    if (config->draft_stages == 0) return;
+    config->draft_block = read_u32(reader, "dspark_block_size", 1, ENG_DRAFT_BLOCK_MAX);
+    config->draft_noise = read_u32(reader, "dspark_noise_token_id", 0, config->vocab - 1);
+    config->draft_rank = read_u32(reader, "dspark_markov_rank", 32, 4096);
+    config->draft_experts = read_u32(reader, "dspark_n_routed_experts", 1, 1024);
+    config->draft_active = read_u32(reader, "dspark_num_experts_per_tok", 1, 64);
+    config->draft_target_count = read_list(reader, "dspark_target_layer_ids", config->draft_targets,
+                                           KV_DRAFT_STAGES_MAX, config->layers);
+    need_multiple(reader, "dspark_markov_rank", config->draft_rank, 32);
+    if (reader->status != KV_OK) return;
+    if (config->draft_target_count == 0)
+        fail_with(reader, "dspark_target_layer_ids must not be empty");
+    for (uint32_t i = 0; i < config->draft_target_count; i++) {
+        if (i > 0 && config->draft_targets[i] <= config->draft_targets[i - 1])
+            fail_with(reader, "dspark_target_layer_ids must ascend");
+        if (config->draft_targets[i] < config->encoder_layers)
+            fail_with(reader, "dspark_target_layer_ids must name layers of the decoder");
+    }
+    if (config->draft_active > config->draft_experts)
+        fail_with(reader, "dspark_num_experts_per_tok exceeds dspark_n_routed_experts");
+}
+
+/* What the released weights are stored as; a config that says otherwise belongs to other files. */
+static void check_quantization(struct reader *reader, const json_t *quantization)
+{
+    struct reader part = {
+        .path = reader->path, .object = quantization, .err = reader->err, .status = KV_OK};
+    uint32_t block[2] = {0};
+
+    if (quantization == NULL || reader->status != KV_OK) return;
+    need_text(&part, "quant_method", "fp8");
+    need_text(&part, "scale_fmt", "ue8m0");
+    need_text(&part, "expert_dtype", "fp4");
+    const uint32_t count = read_list(&part, "weight_block_size", block, 2, 1u << 16);
+    if (count != 2 || block[0] != 32 || block[1] != 32)
+        fail_with(&part, "weight_block_size must be [32, 32]");
+    reader->status = part.status;
 }
 
 static void read_root(struct reader *reader, const json_t *root, struct eng_config *config)
@@ -277,7 +370,14 @@ static void read_root(struct reader *reader, const json_t *root, struct eng_conf
     need_text(&top, "model_type", "deepseek_v41");
     config->eos = read_u32(&top, "eos_token_id", 0, config->vocab - 1);
     config->image_id = read_u32_or(&top, "image_token_id", UINT32_MAX, UINT32_MAX);
+    if (config->engram_count > 0) {
+        if (json_object_get(reader->object, "engram_pad_token_id") != NULL)
+            top.object = reader->object;
+        config->pad = read_u32(&top, top.object == root ? "pad_token_id" : "engram_pad_token_id", 0,
+                               config->vocab - 1);
+    }
     reader->status = top.status;
+    check_quantization(reader, json_object_get(root, "quantization_config"));
     (void)snprintf(config->name, sizeof(config->name), "%s", slash != NULL ? slash + 1 : text);
 }
 
@@ -298,6 +398,8 @@ kv_status eng_config_parse(const char *path, const char *text, size_t count,
     if (reader.status == KV_OK) read_dims(&reader, &config);
     if (reader.status == KV_OK) read_numbers(&reader, &config);
     if (reader.status == KV_OK) read_topology(&reader, &config);
+    if (reader.status == KV_OK) read_engram(&reader, &config);
+    if (reader.status == KV_OK) read_draft(&reader, &config);
     if (reader.status == KV_OK) read_root(&reader, root, &config);
     json_decref(root);
     if (reader.status == KV_OK) *ret_config = config;
@@ -317,6 +419,7 @@ void eng_config_tiny(struct eng_config *config)
         .hidden = 128,
         .layers = 16,
         .encoder_layers = 8,
+        .candidate_source = 8,
         .window = 16,
         .heads = 4,
         .head_dim = 64,
@@ -349,22 +452,6 @@ void eng_config_tiny(struct eng_config *config)
     for (uint32_t layer = 0; layer < config->layers; layer++)
         config->ratio[layer] = layer < 2 ? 0 : layer < 8 ? 2 : 1;
     assign_sources(config, lists, KV_ARRAY_COUNT(lists));
-}
-
-kv_status eng_config_check_supported(const char *path, const struct eng_config *config,
-                                     struct kv_error *err)
-{
-    if (config->engram_layers > 0)
-        return KV_FAIL(err, KV_INVALID,
-                       "%s: engram_layer_ids must be empty: this engine has no Engram lookup, "
-                       "found %u layers",
-                       path, config->engram_layers);
-    if (config->draft_stages > 0)
-        return KV_FAIL(err, KV_INVALID,
-                       "%s: num_nextn_predict_layers must be 0: this engine does not draft, "
-                       "found %u",
-                       path, config->draft_stages);
-    return KV_OK;
 }
 
 kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_tokens,

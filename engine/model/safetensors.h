@@ -1,26 +1,26 @@
 #pragma once
 
 /*
- * A safetensors file, read once and checked as a whole before a single weight is used.
+ * A safetensors file, mapped, and checked as a whole before a single weight is used.
  *
- * Owned by: whoever opens the model.  The bytes are read into private memory, not mapped: a file
- * that someone truncates meanwhile then is an error and not a SIGBUS.
+ * Owned by: whoever opens the model.  Immutable but for the marks of `take`; reading: any thread.
+ * Data stay in the file (mapping.h): tensors are pointers into it, little-endian, not aligned.
  */
 
+#include "engine/model/mapping.h"
+#include "engine/model/tensors.h"
 #include "kvstore/base/status.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum eng_dtype { ENG_F32, ENG_BF16, ENG_F8_E4M3, ENG_F8_E8M0, ENG_I8 };
-
-#define ENG_RANK_MAX 2u
+#define ENG_RANK_MAX 4u
 
 struct eng_tensor {
-    const char *name; /* Owned by the file. */
+    const char *name; /* Owned by the file.  Printable ASCII. */
     enum eng_dtype dtype;
-    uint32_t rank;
+    uint32_t rank; /* 1 to ENG_RANK_MAX */
     uint64_t shape[ENG_RANK_MAX];
     const uint8_t *data;
     uint64_t bytes;
@@ -34,7 +34,21 @@ kv_status eng_safetensors_open(const char *path, struct eng_safetensors **ret_fi
                                struct kv_error *err) KV_MUST_CHECK;
 void eng_safetensors_close(struct eng_safetensors *file);
 
-/* The tensor with exactly this dtype and shape (columns 0: rank 1), marked used. */
+/* All tensors, ascending by name. */
+const struct eng_tensor *eng_safetensors_tensors(const struct eng_safetensors *file,
+                                                 size_t *ret_count);
+/* NULL: there is none of that name. */
+struct eng_tensor *eng_safetensors_find(const struct eng_safetensors *file, const char *name);
+
+const struct eng_mapping *eng_safetensors_mapping(const struct eng_safetensors *file);
+/* Offset of the data: 8 bytes of length and the header come before. */
+uint64_t eng_safetensors_data_at(const struct eng_safetensors *file);
+
+/* KV_INVALID unless `tensor` has this dtype and shape (columns 0: rank 1). */
+kv_status eng_tensor_check(const char *path, const struct eng_tensor *tensor, enum eng_dtype dtype,
+                           uint64_t rows, uint64_t columns, struct kv_error *err) KV_MUST_CHECK;
+
+/* The tensor with exactly this dtype and shape, marked used. */
 kv_status eng_safetensors_take(struct eng_safetensors *file, const char *name, enum eng_dtype dtype,
                                uint64_t rows, uint64_t columns, const uint8_t **ret_data,
                                struct kv_error *err) KV_MUST_CHECK;
@@ -44,7 +58,3 @@ kv_status eng_safetensors_all_used(const struct eng_safetensors *file,
                                    struct kv_error *err) KV_MUST_CHECK;
 
 const uint8_t *eng_safetensors_bytes(const struct eng_safetensors *file, size_t *ret_count);
-
-/* Whole regular file of at most `max` bytes into malloc'd memory. */
-kv_status eng_file_read(const char *path, uint64_t max, uint8_t **ret_data, size_t *ret_count,
-                        struct kv_error *err) KV_MUST_CHECK;

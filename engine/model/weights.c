@@ -2,10 +2,9 @@
  * Binds tensors to layers by their released names (the model's specification, section 7.1),
  * dequantizes and packs them.
  *
- * The list of what is loaded here is the list of what a model must have, with dtype and shape, and
- * nothing else may be in the file: a left-over tensor means that the config describes another model
- * than the weights belong to.  Loading is a sequence of steps with one sticky status in a cursor,
- * so the layer reads like the table of the specification.
+ * That exactly these tensors are there was checked when the checkpoint was opened.  Loading is a
+ * sequence of steps with one sticky status in a cursor, so the layer reads like the table of the
+ * specification.
  */
 
 #include "engine/model/weights.h"
@@ -20,7 +19,7 @@
 
 struct cursor {
     const struct eng_config *config;
-    struct eng_safetensors *file;
+    const struct eng_checkpoint *checkpoint;
     struct eng_weights *weights;
     struct kv_error *err;
     kv_status status;
@@ -54,13 +53,13 @@ static void *allocate(struct cursor *at, size_t bytes)
 }
 
 static const uint8_t *take(struct cursor *at, const char *name, const char *suffix,
-                           enum eng_dtype dtype, uint32_t rows, uint32_t columns)
+                           enum eng_dtype dtype, uint64_t rows, uint32_t columns)
 {
     char full[160];
     const uint8_t *data = NULL;
     if (at->status != KV_OK) return NULL;
     (void)snprintf(full, sizeof(full), "%s%s%s", at->prefix, name, suffix);
-    at->status = eng_safetensors_take(at->file, full, dtype, rows, columns, &data, at->err);
+    at->status = eng_checkpoint_take(at->checkpoint, full, dtype, rows, columns, &data, at->err);
     return data;
 }
 
@@ -73,6 +72,17 @@ static float *load_vector(struct cursor *at, const char *name, enum eng_dtype dt
     for (size_t i = 0; i < n; i++)
         values[i] = dtype == ENG_F32 ? eng_float_of(kv_load32(data + 4 * i))
                                      : eng_bf16_decode(kv_load16(data + 2 * i));
+    return values;
+}
+
+/* BF16 as it lies there: rows that are looked up, not multiplied with. */
+static float *load_rows(struct cursor *at, const char *name, uint32_t rows, uint32_t columns)
+{
+    const size_t count = (size_t)rows * columns;
+    const uint8_t *data = take(at, name, "", ENG_BF16, rows, columns);
+    float *values = allocate(at, count * sizeof(float));
+    for (size_t i = 0; at->status == KV_OK && i < count; i++)
+        values[i] = eng_bf16_decode(kv_load16(data + 2 * i));
     return values;
 }
 
@@ -185,20 +195,20 @@ static void load_attention(struct cursor *at, struct eng_layer *layer, uint32_t 
     }
 }
 
-static void load_ffn(struct cursor *at, struct eng_layer *layer)
+static void load_ffn(struct cursor *at, struct eng_layer *layer, uint32_t experts)
 {
     const struct eng_config *c = at->config;
     char name[64];
 
     layer->ffn_norm = load_vector(at, "ffn_norm.weight", ENG_BF16, c->hidden);
-    load_plain(at, &layer->gate, "ffn.gate.weight", ENG_BF16, c->experts, c->hidden);
-    layer->gate_bias = load_vector(at, "ffn.gate.bias", ENG_F32, c->experts);
-    layer->gate_bias_vl = load_vector(at, "ffn.gate.bias_vl", ENG_F32, c->experts);
+    load_plain(at, &layer->gate, "ffn.gate.weight", ENG_BF16, experts, c->hidden);
+    layer->gate_bias = load_vector(at, "ffn.gate.bias", ENG_F32, experts);
+    layer->gate_bias_vl = load_vector(at, "ffn.gate.bias_vl", ENG_F32, experts);
     load_fp8(at, &layer->shared.w1, "ffn.shared_experts.w1", c->moe_width, c->hidden);
     load_fp8(at, &layer->shared.w3, "ffn.shared_experts.w3", c->moe_width, c->hidden);
     load_fp8(at, &layer->shared.w2, "ffn.shared_experts.w2", c->hidden, c->moe_width);
-    layer->experts = allocate(at, c->experts * sizeof(*layer->experts));
-    for (uint32_t e = 0; at->status == KV_OK && e < c->experts; e++) {
+    layer->experts = allocate(at, experts * sizeof(*layer->experts));
+    for (uint32_t e = 0; at->status == KV_OK && e < experts; e++) {
         struct eng_expert *expert = &layer->experts[e];
         (void)snprintf(name, sizeof(name), "ffn.experts.%u.w1", e);
         load_fp4(at, &expert->w1, name, c->moe_width, c->hidden);
@@ -206,6 +216,65 @@ static void load_ffn(struct cursor *at, struct eng_layer *layer)
         load_fp4(at, &expert->w3, name, c->moe_width, c->hidden);
         (void)snprintf(name, sizeof(name), "ffn.experts.%u.w2", e);
         load_fp4(at, &expert->w2, name, c->hidden, c->moe_width);
+    }
+}
+
+static void load_layer(struct cursor *at, uint32_t index)
+{
+    const struct eng_config *c = at->config;
+    struct eng_layer *layer = &at->weights->layers[index];
+
+    load_hc(at, &layer->hc_attn, "hc_attn");
+    load_hc(at, &layer->hc_ffn, "hc_ffn");
+    load_attention(at, layer, index);
+    load_ffn(at, layer, index < c->layers ? c->experts : c->draft_experts);
+}
+
+static void load_engram(struct cursor *at, uint32_t index)
+{
+    const struct eng_config *c = at->config;
+    struct eng_engram_weights *engram = &at->weights->engram[index];
+    const size_t count = (size_t)ENG_STREAMS * c->hidden;
+    const uint64_t rows = c->engram_rows[index];
+
+    eng_engram_hash_init(&engram->hash, c, index);
+    assert(engram->hash.rows == rows);
+    engram->table = (struct eng_engram_table){
+        .codes = take(at, "engram.embed", ".weight", ENG_F8_E4M3, rows, c->engram_dim),
+        .scales = take(at, "engram.embed", ".scale", ENG_F8_E8M0, rows, c->engram_dim / 32),
+        .rows = rows,
+        .dim = c->engram_dim,
+    };
+    load_fp8(at, &engram->wkv, "engram.wkv", (ENG_STREAMS + 1) * c->hidden,
+             engram->hash.columns * c->engram_dim);
+    const uint8_t *q = take(at, "engram.q_weight", "", ENG_BF16, ENG_STREAMS, c->hidden);
+    const uint8_t *k = take(at, "engram.k_weight", "", ENG_BF16, ENG_STREAMS, c->hidden);
+    engram->qk = allocate(at, count * sizeof(float));
+    for (size_t i = 0; at->status == KV_OK && i < count; i++)
+        engram->qk[i] =
+            eng_bf16_decode(kv_load16(q + 2 * i)) * eng_bf16_decode(kv_load16(k + 2 * i));
+}
+
+static void load_draft(struct cursor *at)
+{
+    const struct eng_config *c = at->config;
+    struct eng_draft_weights *draft = &at->weights->draft;
+
+    for (uint32_t s = 0; at->status == KV_OK && s < c->draft_stages; s++) {
+        (void)snprintf(at->prefix, sizeof(at->prefix), "mtp.%u.", s);
+        load_layer(at, c->layers + s);
+        if (s == 0) {
+            load_fp8(at, &draft->main_proj, "main_proj", c->hidden,
+                     c->draft_target_count * c->hidden);
+            draft->main_norm = load_vector(at, "main_norm.weight", ENG_BF16, c->hidden);
+        }
+        if (s + 1 < c->draft_stages) continue;
+        draft->norm = load_vector(at, "norm.weight", ENG_BF16, c->hidden);
+        draft->markov_embed = load_rows(at, "markov_head.embed.weight", c->vocab, c->draft_rank);
+        load_plain(at, &draft->markov_head, "markov_head.head.weight", ENG_BF16, c->vocab,
+                   c->draft_rank);
+        draft->confidence =
+            load_rows(at, "confidence_head.proj.weight", 1, c->hidden + c->draft_rank);
     }
 }
 
@@ -236,32 +305,34 @@ static void make_rope(struct cursor *at)
     at->weights->rope_yarn = yarn;
 }
 
-kv_status eng_weights_load(const struct eng_config *config, struct eng_safetensors *file,
-                           struct eng_weights *ret_weights, struct kv_error *err)
+kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_weights *ret_weights,
+                           struct kv_error *err)
 {
+    const struct eng_config *config = eng_checkpoint_config(checkpoint);
     struct eng_weights weights = {0};
-    struct cursor at = {
-        .config = config, .file = file, .weights = &weights, .err = err, .status = KV_OK};
+    struct cursor at = {.config = config,
+                        .checkpoint = checkpoint,
+                        .weights = &weights,
+                        .err = err,
+                        .status = KV_OK};
     struct eng_matrix *head = &weights.head;
 
-    const uint8_t *embed = take(&at, "embed.weight", "", ENG_BF16, config->vocab, config->hidden);
-    weights.embed = allocate(&at, (size_t)config->vocab * config->hidden * sizeof(float));
-    if (at.status == KV_OK)
-        for (size_t i = 0; i < (size_t)config->vocab * config->hidden; i++)
-            weights.embed[i] = eng_bf16_decode(kv_load16(embed + 2 * i));
+    weights.embed = load_rows(&at, "embed.weight", config->vocab, config->hidden);
     load_plain(&at, head, "head.weight", ENG_BF16, config->vocab, config->hidden);
     weights.norm = load_vector(&at, "norm.weight", ENG_BF16, config->hidden);
-    weights.layers = allocate(&at, config->layers * sizeof(*weights.layers));
+    weights.layers =
+        allocate(&at, (config->layers + config->draft_stages) * sizeof(*weights.layers));
+    weights.engram = allocate(&at, config->engram_count * sizeof(*weights.engram));
     for (uint32_t i = 0; at.status == KV_OK && i < config->layers; i++) {
-        struct eng_layer *layer = &weights.layers[i];
         (void)snprintf(at.prefix, sizeof(at.prefix), "layers.%u.", i);
-        load_hc(&at, &layer->hc_attn, "hc_attn");
-        load_hc(&at, &layer->hc_ffn, "hc_ffn");
-        load_attention(&at, layer, i);
-        load_ffn(&at, layer);
+        load_layer(&at, i);
     }
+    for (uint32_t i = 0; at.status == KV_OK && i < config->engram_count; i++) {
+        (void)snprintf(at.prefix, sizeof(at.prefix), "layers.%u.", config->engram_layers[i]);
+        load_engram(&at, i);
+    }
+    load_draft(&at);
     make_rope(&at);
-    if (at.status == KV_OK) at.status = eng_safetensors_all_used(file, err);
     if (at.status == KV_OK)
         *ret_weights = weights;
     else

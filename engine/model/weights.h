@@ -8,8 +8,9 @@
  */
 
 #include "engine/backend/kernels.h"
+#include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/engram_fetch.h"
 
 struct eng_expert {
     struct eng_matrix w1, w3, w2; /* gate, up, down */
@@ -36,8 +37,26 @@ struct eng_layer {
     struct eng_expert shared;
 };
 
+struct eng_engram_weights {
+    struct eng_engram_hash hash;
+    struct eng_engram_table table; /* Points into the checkpoint. */
+    struct eng_matrix wkv;         /* (4 + 1) hidden: a key per stream, then the value. */
+    float *qk;                     /* 4 x hidden: q_weight times k_weight, which is exact. */
+};
+
+/* What the draft stages share (the stages themselves are layers). */
+struct eng_draft_weights {
+    struct eng_matrix main_proj; /* Taps to main_x. */
+    float *main_norm, *norm;
+    float *markov_embed; /* vocab x rank */
+    struct eng_matrix markov_head;
+    float *confidence; /* hidden + rank */
+};
+
 struct eng_weights {
-    struct eng_layer *layers;
+    struct eng_layer *layers;          /* The model's, then the draft stages. */
+    struct eng_engram_weights *engram; /* engram_count */
+    struct eng_draft_weights draft;
     float *embed; /* vocab x hidden */
     float *norm;
     struct eng_matrix head;
@@ -48,6 +67,7 @@ struct eng_weights {
     size_t block_count, block_max;
 };
 
-kv_status eng_weights_load(const struct eng_config *config, struct eng_safetensors *file,
-                           struct eng_weights *ret_weights, struct kv_error *err) KV_MUST_CHECK;
+/* Tables of Engram stay in the checkpoint, which therefore outlives the weights. */
+kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_weights *ret_weights,
+                           struct kv_error *err) KV_MUST_CHECK;
 void eng_weights_fini(struct eng_weights *weights);

@@ -33,12 +33,9 @@ static size_t session_lay_out(const struct eng_model *model, struct eng_session 
     struct eng_session parts = {0};
 
     (void)carve_take(&carve, sizeof(*session));
-    parts.ring = carve_take(&carve, (size_t)model->layer_count * model->ring_rows *
-                                        layout->window_row_bytes);
-    parts.tails = carve_take(&carve, (size_t)ENG_TAIL_SLOTS * model->tails_bytes);
-    parts.tails_saved = carve_take(&carve, model->tails_bytes);
     parts.logits =
         carve_take(&carve, (size_t)model->verify_max * layout->vocab_tokens * sizeof(float));
+    parts.recent = carve_take(&carve, eng_recent_count(model) * sizeof(*parts.recent));
     parts.backend = carve_take(&carve, model->ops->session_bytes(model));
     if (session != NULL) *session = parts;
     return carve.used;
@@ -61,13 +58,18 @@ kv_status eng_session_create(struct eng_model *model, struct eng_session **ret_s
     (void)session_lay_out(model, session, memory);
     session->model = model;
     session->has_windows = true;
-    model->ops->session_init(session, session->backend);
-    *ret_session = session;
-    return KV_OK;
+    const kv_status status = model->ops->session_init(session, session->backend, err);
+    if (status == KV_OK)
+        *ret_session = session;
+    else
+        free(memory);
+    return status;
 }
 
 void eng_session_destroy(struct eng_session *session)
 {
+    if (session == NULL) return;
+    session->model->ops->session_fini(session);
     free(session);
 }
 
@@ -90,9 +92,7 @@ void eng_session_copy(struct eng_session *to, const struct eng_session *from)
     to->has_logits = from->has_logits;
     to->logits_row = 0;
     to->verify_count = 0;
-    memcpy(to->ring, from->ring,
-           (size_t)model->layer_count * model->ring_rows * model->layout.window_row_bytes);
-    memcpy(to->tails, from->tails, (size_t)ENG_TAIL_SLOTS * model->tails_bytes);
+    memcpy(to->recent, from->recent, eng_recent_count(model) * sizeof(*to->recent));
     if (from->has_logits)
         memcpy(to->logits, eng_session_logits(from), model->layout.vocab_tokens * sizeof(float));
     model->ops->session_copy(to, from);
@@ -157,6 +157,15 @@ void eng_session_cut(struct eng_session *session, uint32_t tokens)
     session->has_logits = false;
     session->verify_count = 0;
     session->model->ops->rewound(session, NULL);
+}
+
+/* Only the last eng_recent_count() of them are looked at again. */
+void eng_session_note_ids(struct eng_session *session, uint32_t first, uint32_t count,
+                          const uint32_t *ids)
+{
+    const uint32_t slots = eng_recent_count(session->model);
+    for (uint32_t i = count > slots ? count - slots : 0; i < count; i++)
+        session->recent[(first + i) % slots] = ids[i];
 }
 
 bool eng_session_has_logits(const struct eng_session *session)

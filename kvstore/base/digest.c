@@ -39,6 +39,24 @@ void kv_sha256(const void *data, size_t count, struct kv_digest *ret_digest)
     (void)SHA256_Final(ret_digest->bytes, &hash);
 }
 
+_Static_assert(sizeof(struct kv_sha256_state) >= sizeof(SHA256_CTX), "room for the library's");
+_Static_assert(_Alignof(struct kv_sha256_state) >= _Alignof(SHA256_CTX), "as aligned");
+
+void kv_sha256_init(struct kv_sha256_state *state)
+{
+    (void)SHA256_Init((SHA256_CTX *)state);
+}
+
+void kv_sha256_update(struct kv_sha256_state *state, const void *data, size_t count)
+{
+    if (count > 0) (void)SHA256_Update((SHA256_CTX *)state, data, count);
+}
+
+void kv_sha256_final(struct kv_sha256_state *state, struct kv_digest *ret_digest)
+{
+    (void)SHA256_Final(ret_digest->bytes, (SHA256_CTX *)state);
+}
+
 struct kv_digest kv_digest_root(const struct kv_digest *model_fingerprint,
                                 const uint8_t user_salt[32])
 {

@@ -15,6 +15,14 @@ struct kv_digest {
 
 void kv_sha256(const void *data, size_t count, struct kv_digest *ret_digest);
 
+/* The same over pieces: init, update as often as needed, final. */
+struct kv_sha256_state {
+    uint32_t opaque[28];
+};
+void kv_sha256_init(struct kv_sha256_state *state);
+void kv_sha256_update(struct kv_sha256_state *state, const void *data, size_t count);
+void kv_sha256_final(struct kv_sha256_state *state, struct kv_digest *ret_digest);
+
 struct kv_digest kv_digest_root(const struct kv_digest *model_fingerprint,
                                 const uint8_t user_salt[32]);
 

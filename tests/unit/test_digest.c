@@ -109,8 +109,27 @@ static void print_rate(void)
                  (double)best_ns / (200.0 * KV_PAGE_TOKENS), chain.bytes[0]);
 }
 
+static void test_pieces(void)
+{
+    uint8_t data[1000];
+    struct kv_digest whole, pieces;
+    struct kv_sha256_state state;
+
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)(i * 7);
+    kv_sha256(data, sizeof(data), &whole);
+    kv_sha256_init(&state);
+    kv_sha256_update(&state, data, 1);
+    kv_sha256_update(&state, data, 0);
+    kv_sha256_update(&state, data + 1, 700);
+    kv_sha256_update(&state, data + 701, sizeof(data) - 701);
+    kv_sha256_final(&state, &pieces);
+    EXPECT_EQ_MEM(whole.bytes, pieces.bytes, 32);
+}
+
 int main(void)
 {
+    test_pieces();
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(ids); i++)
         ids[i] = i * 2654435761u;
     test_known_values();

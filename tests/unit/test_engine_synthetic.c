@@ -113,37 +113,17 @@ static void test_speed(struct rig *a)
     EXPECT(seconds < 10); /* Far below what it should be, so that a busy machine does not fail. */
 }
 
-/* The real model's config, with Engram and drafting, which only the CPU backend leaves out. */
-static const char real_config[] =
-    "{\"_name_or_path\": \"deepseek-ai/DeepSeek-V4.1-Flash\", \"model_type\": \"deepseek_v41\","
-    " \"eos_token_id\": 1, \"image_token_id\": 129264, \"text_config\": {"
-    "\"vocab_size\": 129280, \"hidden_size\": 5120, \"num_hidden_layers\": 40,"
-    "\"num_attention_heads\": 64, \"num_key_value_heads\": 1, \"head_dim\": 512,"
-    "\"qk_rope_head_dim\": 64, \"q_lora_rank\": 1280, \"o_groups\": 8, \"o_lora_rank\": 1024,"
-    "\"sliding_window\": 128, \"compress_ratios\": [0,0,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,"
-    "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,0,0,0],"
-    "\"kv_source_layer_ids\": [2,8,14,20], \"index_source_layer_ids\": [2,8,14,20,24,28,32,36],"
-    "\"index_n_heads\": 32, \"index_head_dim\": 128, \"index_topk\": 512,"
-    "\"candidate_source_layer_id\": 20, \"candidate_topk_blocks\": 2048,"
-    "\"candidate_block_size\": 8, \"rope_theta\": 10000, \"compress_rope_theta\": 160000,"
-    "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 16, \"beta_fast\": 32,"
-    "\"beta_slow\": 1, \"original_max_position_embeddings\": 65536},"
-    "\"n_routed_experts\": 384, \"num_experts_per_tok\": 6, \"n_shared_experts\": 1,"
-    "\"moe_intermediate_size\": 2304, \"scoring_func\": \"sqrtsoftplus\","
-    "\"topk_method\": \"noaux_tc\", \"norm_topk_prob\": true, \"routed_scaling_factor\": 1.5,"
-    "\"swiglu_limit\": 10.0, \"rms_norm_eps\": 1e-20, \"hc_mult\": 4,"
-    "\"hc_sinkhorn_iters\": 20, \"hc_eps\": 1e-6, \"engram_layer_ids\": [1, 14],"
-    "\"num_nextn_predict_layers\": 3}}";
-
+/* The real model's config, with Engram and drafting. */
 static void test_real_layout(void)
 {
-    char dir[] = "/tmp/eng-test-XXXXXX", path[64];
+    char dir[] = "/tmp/eng-test-XXXXXX", path[64], real[4096];
     struct rig a, b;
 
     EXPECT(mkdtemp(dir) != NULL);
     (void)snprintf(path, sizeof(path), "%s/config.json", dir);
-    FILE *file = fopen(path, "w");
-    EXPECT(file != NULL && fputs(real_config, file) >= 0 && fclose(file) == 0);
+    (void)snprintf(real, sizeof(real), "%s/engine/model/configs/v41-flash.json",
+                   getenv("CACHED_SOURCE_ROOT"));
+    EXPECT(symlink(real, path) == 0);
     struct eng_model *model = fixture_open(dir, ENG_BACKEND_SYNTHETIC);
     EXPECT(unlink(path) == 0 && rmdir(dir) == 0);
     const struct kv_layout *layout = eng_model_layout(model);

@@ -119,7 +119,7 @@ static void test_backend(struct eng_model *model)
     rig_init(&a, model);
     rig_init(&b, model);
     EXPECT_EQ_U32(eng_model_verify_max(model), 8);
-    EXPECT_EQ_U32(eng_model_draft_max(model), 0);
+    EXPECT(eng_model_draft_max(model) < eng_model_verify_max(model));
     test_each_token_has_logits(&a, &b);
     test_keep(&a, &b);
     test_kept_can_be_cut(&a, &b);

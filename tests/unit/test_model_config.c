@@ -1,0 +1,209 @@
+/*
+ * The configs that come with the engine, and what each rule of a config refuses.
+ *
+ * The tensor counts are those of the released checkpoints (96,085 tensors, of which 266 belong to
+ * the vision part) and of the specification's toy models, section 7.2; the layout's sizes stand in
+ * its sections 4.1 and 7.2.
+ */
+
+#include "engine/model/config.h"
+#include "engine/model/primes.h"
+#include "engine/model/tensors.h"
+#include "tests/harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static char *read_text(const char *name)
+{
+    char path[4096];
+    const char *root = getenv("CACHED_SOURCE_ROOT");
+    char *text = calloc(1, 65536);
+    if (root == NULL) SKIP("CACHED_SOURCE_ROOT is not set: run through meson test");
+    (void)snprintf(path, sizeof(path), "%s/engine/model/configs/%s.json", root, name);
+    FILE *file = fopen(path, "rb");
+    EXPECT(file != NULL && text != NULL);
+    const size_t bytes = fread(text, 1, 65535, file);
+    EXPECT(bytes > 0 && bytes < 65535 && fclose(file) == 0);
+    return text;
+}
+
+static struct eng_config read_config(const char *name)
+{
+    struct eng_config config;
+    struct kv_error err = {0};
+    char *text = read_text(name);
+    const kv_status status = eng_config_parse(name, text, strlen(text), &config, &err);
+    if (status != KV_OK) (void)fprintf(stderr, "%s\n", err.text);
+    EXPECT(status == KV_OK);
+    free(text);
+    return config;
+}
+
+struct sums {
+    uint64_t tensors, bytes, values;
+    uint32_t compressors, gates, lists, keys, tables, experts;
+};
+
+static bool add(void *context, const struct eng_tensor_spec *spec)
+{
+    struct sums *sums = context;
+    sums->tensors++;
+    sums->bytes += eng_tensor_bytes(spec);
+    sums->values += eng_tensor_values(spec);
+    sums->compressors += spec->role == ENG_ROLE_CMP_WKV;
+    sums->gates += spec->role == ENG_ROLE_CMP_WGATE;
+    sums->lists += spec->role == ENG_ROLE_IX_WQ_B && !spec->is_scale;
+    sums->keys += spec->role == ENG_ROLE_IX_WK;
+    sums->tables += spec->role == ENG_ROLE_ENGRAM_ROWS && !spec->is_scale;
+    sums->experts +=
+        spec->role == ENG_ROLE_EXPERT_W1 && !spec->is_scale && strncmp(spec->name, "mtp", 3) != 0;
+    EXPECT(!eng_tensor_is_ignored(spec->name));
+    return true;
+}
+
+static struct sums sum(const struct eng_config *config)
+{
+    struct sums sums = {0};
+    EXPECT(eng_tensors_each(config, add, &sums));
+    EXPECT_EQ_U64(sums.tensors, eng_tensors_count(config));
+    return sums;
+}
+
+static void test_released(void)
+{
+    const struct eng_config config = read_config("v41-flash");
+    const struct sums sums = sum(&config);
+    EXPECT_EQ_U64(sums.tensors, 96085 - 266);
+    EXPECT_EQ_U32(sums.compressors, 4);
+    EXPECT_EQ_U32(sums.gates, 3);
+    EXPECT_EQ_U32(sums.lists, 8);
+    EXPECT_EQ_U32(sums.keys, 4);
+    EXPECT_EQ_U32(sums.tables, 2);
+    EXPECT_EQ_U32(sums.experts, 15360);
+    EXPECT_EQ_STR(config.name, "DeepSeek-V4.1-Flash");
+    EXPECT_EQ_U32(config.draft_targets[2], 39);
+    EXPECT_EQ_U32(config.pad, 2);
+    EXPECT_EQ_U32(config.candidate_source, 20);
+}
+
+static void test_toys(void)
+{
+    struct kv_layout layout;
+    struct eng_config config = read_config("tiny");
+    EXPECT_EQ_U64(sum(&config).bytes, 6219390);
+    EXPECT(eng_config_layout(&config, 16, &layout, NULL) == KV_OK);
+    EXPECT_EQ_U32(layout.rows_bytes_per_page * 2, 265 * 128);
+    EXPECT_EQ_U32(layout.draft_stages, 3);
+
+    config = read_config("small");
+    const uint64_t bytes = sum(&config).bytes;
+    EXPECT(bytes > 246700000 && bytes < 246900000);
+    EXPECT(eng_config_layout(&config, 16, &layout, NULL) == KV_OK);
+    EXPECT_EQ_U32(layout.rows_bytes_per_page, 890 * 128);
+    EXPECT_EQ_U32(layout.window_row_bytes, 528);
+}
+
+static bool stop_at_third(void *context, const struct eng_tensor_spec *spec)
+{
+    EXPECT(spec->name[0] != '\0');
+    return ++*(int *)context < 3;
+}
+
+static void test_walk(void)
+{
+    const struct eng_config config = read_config("tiny");
+    int seen = 0;
+    EXPECT(!eng_tensors_each(&config, stop_at_third, &seen));
+    EXPECT_EQ_I64(seen, 3);
+
+    static const char *const ignored[] = {"vision.norm.weight", "aligner.w1.bias", "image_start",
+                                          "mtp.0.embed.weight", "mtp.12.head.weight"};
+    static const char *const known[] = {"visio", "image_starts", "mtp.embed.weight",
+                                        "mtp.2.markov_head.embed.weight", "embed.weight"};
+    for (size_t i = 0; i < 5; i++) {
+        EXPECT(eng_tensor_is_ignored(ignored[i]));
+        EXPECT(!eng_tensor_is_ignored(known[i]));
+    }
+}
+
+/* The constants of the model's specification, section 2.8, rule 3. */
+static void test_primes(void)
+{
+    uint32_t primes[24];
+    eng_engram_primes(16000000, 24, 0, primes);
+    EXPECT_EQ_U32(primes[0], 16000057);
+    EXPECT_EQ_U32(primes[23], 16000463);
+    eng_engram_primes(16000000, 24, 1, primes);
+    EXPECT_EQ_U32(primes[0], 16000477);
+    EXPECT_EQ_U32(primes[23], 16000889);
+    eng_engram_primes(2, 8, 0, primes);
+    EXPECT_EQ_U32(primes[0] + primes[1] + primes[2] + primes[7], 2 + 3 + 5 + 19);
+}
+
+/* Every edit of the text `from` must be refused with a sentence that has `word` in it. */
+static void refuse(const char *from, const char *to, const char *word)
+{
+    struct eng_config config;
+    struct kv_error err = {0};
+    char *text = read_text("tiny");
+    char *at = strstr(text, from);
+    EXPECT(at != NULL);
+    char *edited = calloc(1, strlen(text) + strlen(to) + 1);
+    EXPECT(edited != NULL);
+    memcpy(edited, text, (size_t)(at - text));
+    memcpy(edited + (at - text), to, strlen(to));
+    memcpy(edited + (at - text) + strlen(to), at + strlen(from), strlen(at + strlen(from)));
+    const kv_status status = eng_config_parse("c.json", edited, strlen(edited), &config, &err);
+    if (status != KV_INVALID || strstr(err.text, word) == NULL)
+        (void)fprintf(stderr, "wanted \"%s\", got %d \"%s\"\n", word, (int)status, err.text);
+    EXPECT(status == KV_INVALID);
+    EXPECT(strstr(err.text, word) != NULL);
+    free(edited);
+    free(text);
+}
+
+static void test_engram(void)
+{
+    refuse("[1, 6]", "[6, 1]", "engram_layer_ids must ascend");
+    refuse("[1, 6]", "[1, 8]", "layers of the encoder");
+    refuse("[1, 6]", "[1, 16]", "engram_layer_ids[1] must be an integer below 16");
+    refuse("[1618, 1824]", "[1618]", "one entry per Engram layer");
+    refuse("[1618, 1824]", "[1618, 1825]", "[1] must be 1824, the sum of its 6 primes, found 1825");
+    refuse("\"engram_vocab_size\": 257", "\"engram_vocab_size\": 258", "engram_num_embeddings[0]");
+    refuse("\"engram_head_dim\": 32", "\"engram_head_dim\": 48", "engram_head_dim must be a mul");
+    refuse("\"engram_max_ngram_size\": 4", "\"engram_max_ngram_size\": 5", "must be 2 to 4");
+    refuse("\"engram_n_heads\": 2", "\"engram_n_heads\": 0", "engram_n_heads");
+    refuse("_size\": 486", "_size\": 513", "engram_compressed_vocab_size must be 1 to 512");
+    refuse("\"engram_pad_token_id\": 2", "\"engram_pad_token_id\": 512", "engram_pad_token_id");
+    refuse("\"engram_head_dim\": 32,", "", "engram_head_dim is missing");
+}
+
+static void test_draft(void)
+{
+    refuse("[13, 14, 15]", "[14, 13, 15]", "dspark_target_layer_ids must ascend");
+    refuse("[13, 14, 15]", "[]", "dspark_target_layer_ids must not be empty");
+    refuse("[13, 14, 15]", "[13, 14, 16]", "below 16");
+    refuse("[13, 14, 15]", "[7, 14, 15]", "layers of the decoder");
+    refuse("\"dspark_block_size\": 3", "\"dspark_block_size\": 0", "dspark_block_size");
+    refuse("\"dspark_noise_token_id\": 511", "\"dspark_noise_token_id\": 512", "noise_token_id");
+    refuse("\"dspark_markov_rank\": 32", "\"dspark_markov_rank\": 40", "multiple of 32");
+    refuse("dspark_num_experts_per_tok\": 2", "dspark_num_experts_per_tok\": 9",
+           "dspark_num_experts_per_tok exceeds");
+}
+
+int main(void)
+{
+    test_released();
+    test_toys();
+    test_walk();
+    test_primes();
+    test_engram();
+    test_draft();
+    refuse("1, 1, 0, 0, 0]", "1, 1, 0, 1, 0]", "draft stages must be 0");
+    refuse("\"quant_method\": \"fp8\"", "\"quant_method\": \"awq\"", "quant_method must be");
+    refuse("[32, 32]", "[128, 128]", "weight_block_size");
+    refuse("\"fp4\"", "\"fp8\"", "expert_dtype");
+    refuse("\"o_lora_rank\": 32", "\"o_lora_rank\": 48", "o_lora_rank");
+    HARNESS_END();
+}
