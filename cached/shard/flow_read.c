@@ -218,6 +218,7 @@ static void job_done(struct kv_msg *msg)
 void resume_post_job(struct flow *flow, void (*done)(struct flow *flow))
 {
     flow->job_finished = done;
+    flow->job.user = flow->session->user->id;
     flow->job.msg.run = job_done;
     worker_post(flow->shard->options.worker, &flow->job);
 }
