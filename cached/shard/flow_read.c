@@ -200,6 +200,7 @@ static void job_done(struct kv_msg *msg)
         flow->image_slot = KV_POOL_SLOT_NONE;
     }
     flow->req->out.times.queue_ns += job->queue_ns;
+    kv_histogram_add(&flow->shard->latencies[LATENCY_ENGINE_QUEUE], job->queue_ns);
     flow->req->out.times.run_ns += job->run_ns;
     flow->mark_ns = kv_clock_stopwatch_ns();
     if (!job->kept) {
