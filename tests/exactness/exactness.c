@@ -33,7 +33,7 @@ enum { GROUP = 10, ROUND = 10 * GROUP, JOBS_MAX = 16, EXIT_USAGE = 2, COUNTS_MIN
 struct options {
     uint64_t seed;
     uint32_t from, count, jobs;
-    bool verbose, strict, keep, expect_difference, random_schedule;
+    bool verbose, strict, keep, expect_difference, crowd;
     const char *plant, *state_file, *commit;
 };
 
@@ -60,10 +60,9 @@ static struct ex_daemon *group_daemon(struct ex_run *run, const struct options *
     char dir[300];
     char why[EX_WHY_BYTES];
     run->setup.spare_tokens = spares[ex_random_below(&random, 5)];
-    run->setup.random_schedule = options->random_schedule;
-    ex_setup_draw(&run->setup, &random);
-    run->model = ref_model_open(places->model, run->setup.spare_tokens,
-                                options->random_schedule ? &random : NULL);
+    ex_setup_draw(&run->setup, &random, run->crowd);
+    run->model =
+        ref_model_open(places->model, run->setup.spare_tokens, run->crowd ? &random : NULL);
     EXPECT(run->model != NULL);
     const struct kv_layout *layout = ref_model_layout(run->model);
     (void)snprintf(dir, sizeof(dir), "%s/%u", places->dir, group);
@@ -113,6 +112,7 @@ static void group_run(const struct options *options, const struct places *places
     run->seed = options->seed;
     run->plant = options->plant;
     run->strict = options->strict;
+    run->crowd = options->crowd;
     run->report_fd = report_fd;
     run->history = group * GROUP;
     (void)group_daemon(run, options, places, group);
@@ -246,7 +246,7 @@ static void state_head(char *head, size_t bytes, const struct options *options)
 {
     (void)snprintf(head, bytes, "commit %s seed %" PRIu64 " plant %s%s", options->commit,
                    options->seed, options->plant == NULL ? "none" : options->plant,
-                   options->random_schedule ? " random" : "");
+                   options->crowd ? " schedule random" : "");
 }
 
 static void state_read(const struct options *options, struct tally *tally)
@@ -345,8 +345,8 @@ static const char usage[] =
     "  --from K              first history (default 0); --first is the same\n"
     "  --history K           this one only, with its operations\n"
     "  --seed S              default 1\n"
-    "  --schedule NAME       fixed (default), or random: passes and threads of the daemon,\n"
-    "                        pieces and company of the reference\n"
+    "  --schedule NAME       plain (default), or random: many sessions at once, any chunk, pass\n"
+    "                        and thread count, and any pieces for the reference\n"
     "  --plant NAME          a wrong byte in restored windows or tails: must be found\n"
     "  --expect-difference   exit 0 only if bits differ\n"
     "  --state FILE          written every 100 histories; goes on from there\n"
@@ -388,9 +388,9 @@ static const struct option long_options[] = {
     {"seed", required_argument, NULL, OPT_SEED},
     {"jobs", required_argument, NULL, OPT_JOBS},
     {"plant", required_argument, NULL, OPT_PLANT},
+    {"schedule", required_argument, NULL, OPT_SCHEDULE},
     {"state", required_argument, NULL, OPT_STATE},
     {"commit", required_argument, NULL, OPT_COMMIT},
-    {"schedule", required_argument, NULL, OPT_SCHEDULE},
     {"expect-difference", no_argument, NULL, 'd'},
     {"strict", no_argument, NULL, 's'},
     {"verbose", no_argument, NULL, 'v'},
@@ -422,15 +422,15 @@ static bool take_option(struct options *options, int option, const char *text)
     case OPT_PLANT:
         options->plant = strcmp(text, "none") == 0 ? NULL : text;
         return true;
+    case OPT_SCHEDULE:
+        options->crowd = strcmp(text, "random") == 0;
+        return options->crowd || strcmp(text, "plain") == 0;
     case OPT_STATE:
         options->state_file = text;
         return true;
     case OPT_COMMIT:
         options->commit = text;
         return true;
-    case OPT_SCHEDULE:
-        options->random_schedule = strcmp(text, "random") == 0;
-        return options->random_schedule || strcmp(text, "fixed") == 0;
     case 'd':
         options->expect_difference = true;
         return true;
@@ -487,9 +487,8 @@ static void find_places(struct places *places, const struct options *options)
     (void)snprintf(places->dir, sizeof(places->dir), "%s/exactness-XXXXXX", base);
     EXPECT(mkdtemp(places->dir) != NULL);
     (void)snprintf(places->model, sizeof(places->model), "%s/model", places->dir);
-    (void)snprintf(command, sizeof(command),
-                   "'%s' --config tiny --seed %" PRIu64 " --out '%s' >/dev/null", places->mkmodel,
-                   options->seed % 1000, places->model);
+    (void)snprintf(command, sizeof(command), "'%s' --seed %" PRIu64 " --out '%s' >/dev/null",
+                   places->mkmodel, options->seed % 1000, places->model);
     EXPECT(system(command) == 0);
     if (options->keep) (void)fprintf(stderr, "exactness: %s is kept\n", places->dir);
 }
