@@ -26,7 +26,7 @@
 #define START_MS_MAX 60000u
 #define CALL_MS_MAX 60000u
 #define PATH_BYTES 512u
-#define FLAG_COUNT 20u
+#define FLAG_COUNT 24u
 
 struct ex_daemon {
     struct ex_daemon_options options; /* Its dir is a copy. */
@@ -87,6 +87,10 @@ void ex_setup_draw(struct ex_setup *setup, struct ex_random *random)
     setup->pool_slots = ex_random_between(random, 8, 20) + (setup->live_sessions == 4 ? 8 : 0);
     setup->hbm_pages = setup->live_sessions == 4 ? 110 : ex_random_between(random, 52, 70);
     setup->io_pool = ex_random_percent(random, 30);
+    if (!setup->random_schedule) return;
+    const uint32_t rows_min = setup->chunk_tokens < 2 ? 2 : setup->chunk_tokens;
+    setup->pass_rows = rows_min + ex_random_below(random, 150);
+    setup->threads = ex_random_between(random, 1, 3);
 }
 
 /* ---- start ---- */
@@ -125,6 +129,11 @@ static void fill_flags(struct flags *flags, const struct ex_daemon *daemon,
     flag(flags, "--engine.model_dir=%s", options->model_dir);
     flag(flags, "--engine.chunk_tokens=%u", setup->chunk_tokens);
     flag(flags, "--engine.live_sessions=%u", setup->live_sessions);
+    flag(flags, "--engine.draft=off");
+    if (setup->random_schedule) {
+        flag(flags, "--engine.pass_rows=%u", setup->pass_rows);
+        flag(flags, "--engine.threads=%u", setup->threads);
+    }
     flag(flags, "--window.spare_tokens=%u", setup->spare_tokens);
     flag(flags, "--hbm.bytes=%" PRIu64, (uint64_t)options->page_bytes * setup->hbm_pages);
     flag(flags, "--pool.bytes=%" PRIu64, slot_bytes * setup->pool_slots);

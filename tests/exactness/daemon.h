@@ -16,6 +16,8 @@ enum { EX_USERS = 2, EX_LANES = 2 };
 struct ex_setup {
     uint32_t chunk_tokens, live_sessions, spare_tokens, pool_slots, hbm_pages;
     bool io_pool;
+    bool random_schedule; /* Not drawn; if set, so are: */
+    uint32_t pass_rows, threads;
 };
 
 struct ex_daemon_options {

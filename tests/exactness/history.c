@@ -39,13 +39,15 @@ static void print_story(const struct ex_run *run, const char *what, const char *
     const struct ex_setup *setup = &run->setup;
     (void)fprintf(stderr,
                   "\nexactness: history %u of seed %llu, turn %u: %s: %s\n"
-                  "repeat: exactness --seed %llu --history %u --plant %s%s\n"
-                  "daemon: chunk %u, live %u, spare %u, pool slots %u, hbm pages %u, io %s\n%s",
+                  "repeat: exactness --seed %llu --history %u --plant %s%s%s\n"
+                  "daemon: chunk %u, live %u, spare %u, pool slots %u, hbm pages %u, io %s"
+                  ", pass rows %u, threads %u\n%s",
                   run->history, (unsigned long long)run->seed, run->turn, what, text,
                   (unsigned long long)run->seed, run->history,
                   run->plant == NULL ? "none" : run->plant, run->strict ? " --strict" : "",
-                  setup->chunk_tokens, setup->live_sessions, setup->spare_tokens, setup->pool_slots,
-                  setup->hbm_pages, setup->io_pool ? "pool" : "auto", run->log);
+                  setup->random_schedule ? " --schedule random" : "", setup->chunk_tokens,
+                  setup->live_sessions, setup->spare_tokens, setup->pool_slots, setup->hbm_pages,
+                  setup->io_pool ? "pool" : "auto", setup->pass_rows, setup->threads, run->log);
 }
 
 _Noreturn void ex_wrong(struct ex_run *run, const char *fmt, ...)

@@ -98,7 +98,7 @@ def test_examples(user, ops):
 def test_status(ops):
     screen = ops.code(0, "status").stdout
     for word in ("cached ", "health", "SYNTHETIC", "VIRTUAL", "hbm", "pool", "ssd", "sessions",
-                 "at start", "EXACT", "RSS", "budget"):
+                 "at start", "EXACT", "RSS", "budget", "tokens/s", "rows of"):
         d.check(word in screen, f"status shows {word}")
     d.check("\x1b" not in screen, "no colours into a pipe")
     d.check(all(len(line) <= 100 for line in screen.splitlines()), "status fits a screen")
@@ -109,6 +109,8 @@ def test_status(ops):
     state = ops.json("status", "--json")
     d.equal(state["daemon"]["backend"], "SYNTHETIC", "backend")
     d.equal(state["daemon"]["health"], "serving", "health")
+    d.check(state["daemon"]["isa"] != "" and state["daemon"]["kernels"] != "", "kernels are named")
+    d.check(state["engine"]["passes"] >= 0 and "pass_rows_mean" in state["engine"], "passes")
     d.equal([tier["name"] for tier in state["tiers"]], ["hbm", "pool", "ssd"], "tiers")
     d.equal(state["sessions"]["known"], 1, "sessions known")
     d.check(state["memory"]["rss_bytes"] > 0, "RSS")
