@@ -487,8 +487,9 @@ static void find_places(struct places *places, const struct options *options)
     (void)snprintf(places->dir, sizeof(places->dir), "%s/exactness-XXXXXX", base);
     EXPECT(mkdtemp(places->dir) != NULL);
     (void)snprintf(places->model, sizeof(places->model), "%s/model", places->dir);
-    (void)snprintf(command, sizeof(command), "'%s' --seed %" PRIu64 " --out '%s' >/dev/null",
-                   places->mkmodel, options->seed % 1000, places->model);
+    (void)snprintf(command, sizeof(command),
+                   "'%s' --config tiny --seed %" PRIu64 " '%s' >/dev/null", places->mkmodel,
+                   options->seed % 1000, places->model);
     EXPECT(system(command) == 0);
     if (options->keep) (void)fprintf(stderr, "exactness: %s is kept\n", places->dir);
 }

@@ -71,7 +71,7 @@ int main(void)
     char dir[64];
     static const uint32_t sizes[] = {1, 24, 256};
 
-    fixture_make_whole_model(dir, 6);
+    fixture_make_model(dir, 6);
     test_memory_is_closed(dir);
     struct eng_model *cpu = open_with(dir, &eng_backend_cpu, 1);
     struct reference *reference = reference_make(cpu, &host_pages, 3, false);

@@ -136,7 +136,7 @@ static void test_planted(const char *dir)
 int main(void)
 {
     char dir[64];
-    fixture_make_whole_model(dir, 9);
+    fixture_make_model(dir, 9);
     test_backend(NULL, &eng_backend_synthetic, CED);
     test_backend(NULL, &eng_backend_synthetic, PREFILL_ALL);
     test_backend(dir, &eng_backend_cpu, CED);

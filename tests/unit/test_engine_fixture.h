@@ -35,15 +35,15 @@ static inline void fixture_make(char dir[64], unsigned seed, const char *how)
     EXPECT_EQ_I64(system(command), 0);
 }
 
-/* Without Engram and drafting. */
 static inline void fixture_make_model(char dir[64], unsigned seed)
 {
-    fixture_make(dir, seed, "--config tiny --plain");
+    fixture_make(dir, seed, "--config tiny");
 }
 
-static inline void fixture_make_whole_model(char dir[64], unsigned seed)
+/* Without Engram and drafting. */
+static inline void fixture_make_plain_model(char dir[64], unsigned seed)
 {
-    fixture_make(dir, seed, "--config tiny");
+    fixture_make(dir, seed, "--config tiny --plain");
 }
 
 static inline void fixture_remove_model(const char *dir)

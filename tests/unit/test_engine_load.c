@@ -283,7 +283,7 @@ static void test_lost(void)
     uint32_t ids[40];
     struct rig a;
 
-    fixture_make_whole_model(whole, 5);
+    fixture_make_model(whole, 5);
     struct eng_model *model = fixture_open(whole, ENG_BACKEND_CPU);
     rig_init(&a, model);
     fixture_ids(ids, 40, 1);
@@ -303,7 +303,7 @@ static void test_lost(void)
 
 int main(void)
 {
-    fixture_make_model(dir, 5);
+    fixture_make_plain_model(dir, 5);
     weights = read_file("model.safetensors", &weights_bytes);
     config = read_file("config.json", &config_bytes);
     test_fingerprint();
