@@ -295,6 +295,15 @@ bool config_is_loopback(const char *listen)
     return inet_pton(AF_INET, host, &v4) == 1 && (ntohl(v4.s_addr) >> 24) == 127;
 }
 
+uint32_t config_pass_rows(const struct cached_config *config)
+{
+    enum { SMALLEST = 256 };
+    if (config->engine_pass_rows > 0) return (uint32_t)config->engine_pass_rows;
+    /* A chunk, and as much again for decoding sessions, their drafts and other users. */
+    const uint64_t rows = KV_MAX(2 * config->engine_chunk_tokens, (uint64_t)SMALLEST);
+    return (uint32_t)KV_MIN(rows, (uint64_t)CONFIG_PASS_ROWS_MAX);
+}
+
 kv_status config_check(const struct cached_config *config, struct kv_error *err)
 {
     if (config->server_socket[0] == '\0' && config->server_listen[0] == '\0')
@@ -310,6 +319,10 @@ kv_status config_check(const struct cached_config *config, struct kv_error *err)
         return KV_FAIL(err, KV_INVALID, "set state.dir: stored sessions need a directory");
     if (config->engine_backend == CONFIG_BACKEND_CPU && config->engine_model_dir[0] == '\0')
         return KV_FAIL(err, KV_INVALID, "set engine.model_dir, or engine.backend = synthetic");
+    const uint64_t rows = config->engine_pass_rows;
+    if (rows == 1 || (rows > 0 && rows < config->engine_chunk_tokens))
+        return KV_FAIL(err, KV_INVALID,
+                       "engine.pass_rows must be 0, or at least 2 and engine.chunk_tokens");
     if (config->ssd_segment_bytes % 4096 != 0)
         return KV_FAIL(err, KV_INVALID, "ssd.segment_bytes must be a multiple of 4KiB");
     if (config->ssd_bytes < config->ssd_segment_bytes)

@@ -14,9 +14,19 @@
 
 #define CONFIG_TEXT_MAX 256u
 #define CONFIG_FILE_BYTES_MAX (1u << 20)
+#define CONFIG_PASS_ROWS_MAX 4096u /* ENG_PASS_ROWS_MAX */
 
 /* Numbers of the choices, in the order the schema lists them. */
 enum config_backend { CONFIG_BACKEND_CPU, CONFIG_BACKEND_SYNTHETIC };
+/* Like enum eng_isa and enum worker_draft. */
+enum config_isa {
+    CONFIG_ISA_AUTO,
+    CONFIG_ISA_PORTABLE,
+    CONFIG_ISA_AVX2,
+    CONFIG_ISA_AVX512,
+    CONFIG_ISA_AMX
+};
+enum config_draft { CONFIG_DRAFT_AUTO, CONFIG_DRAFT_ON, CONFIG_DRAFT_OFF };
 enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_POOL };
 enum config_clock { CONFIG_CLOCK_REAL, CONFIG_CLOCK_VIRTUAL };
 
@@ -30,6 +40,10 @@ enum config_key {
     CONFIG_ENGINE_BACKEND,
     CONFIG_ENGINE_MODEL_DIR,
     CONFIG_ENGINE_CHUNK_TOKENS,
+    CONFIG_ENGINE_PASS_ROWS,
+    CONFIG_ENGINE_THREADS,
+    CONFIG_ENGINE_ISA,
+    CONFIG_ENGINE_DRAFT,
     CONFIG_ENGINE_LIVE_SESSIONS,
     CONFIG_WINDOW_SPARE_TOKENS,
     CONFIG_HBM_BYTES,
@@ -55,6 +69,10 @@ struct cached_config {
     uint64_t engine_backend; /* enum config_backend */
     char engine_model_dir[CONFIG_TEXT_MAX];
     uint64_t engine_chunk_tokens;
+    uint64_t engine_pass_rows; /* 0: config_pass_rows(). */
+    uint64_t engine_threads;   /* 0: one per core. */
+    uint64_t engine_isa;       /* enum config_isa */
+    uint64_t engine_draft;     /* enum config_draft */
     uint64_t engine_live_sessions;
     uint64_t window_spare_tokens;
     uint64_t hbm_bytes;
@@ -112,6 +130,9 @@ kv_status config_flag(struct cached_config *config, const char *flag,
 
 /* Rules about several values at once; what a daemon can be started with. */
 kv_status config_check(const struct cached_config *config, struct kv_error *err) KV_MUST_CHECK;
+
+/* engine.pass_rows, or what follows from engine.chunk_tokens. */
+uint32_t config_pass_rows(const struct cached_config *config);
 
 /* The value as one would write it, into buf. */
 void config_format(const struct cached_config *config, enum config_key key, char *buf, size_t room);

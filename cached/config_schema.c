@@ -19,7 +19,7 @@
 #define TIB (1024ull * GIB)
 #define HOUR_MS 3600000ull
 
-#define AT(field) (uint32_t)offsetof(struct cached_config, field)
+#define AT(field) (uint32_t) offsetof(struct cached_config, field)
 
 /* A line of a file holds 198 bytes: name, equals sign and value. */
 #define PATH_BYTES_MAX 160u
@@ -48,10 +48,22 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         "cpu computes; synthetic only moves bytes of the right size, for load tests."},
     [CONFIG_ENGINE_MODEL_DIR] = {"engine.model_dir", CONFIG_TYPE_TEXT, AT(engine_model_dir),
         0, PATH_BYTES_MAX, "", NULL,
-        "Directory with config.json and model.safetensors; optional for synthetic."},
+        "Directory with config.json and the weights, one file or shards; optional for synthetic."},
     [CONFIG_ENGINE_CHUNK_TOKENS] = {"engine.chunk_tokens", CONFIG_TYPE_COUNT,
         AT(engine_chunk_tokens), 1, 4096, "128", NULL,
-        "Tokens a prefill computes before others get their turn; never changes results."},
+        "Tokens of prefills that others wait for at most; never changes results."},
+    [CONFIG_ENGINE_PASS_ROWS] = {"engine.pass_rows", CONFIG_TYPE_COUNT, AT(engine_pass_rows),
+        0, CONFIG_PASS_ROWS_MAX, "0", NULL,
+        "Tokens of all sessions computed together; 0: twice chunk_tokens, at least 256."},
+    [CONFIG_ENGINE_THREADS] = {"engine.threads", CONFIG_TYPE_COUNT, AT(engine_threads),
+        0, 1024, "0", NULL,
+        "Threads that compute; 0: one per core; never changes results."},
+    [CONFIG_ENGINE_ISA] = {"engine.isa", CONFIG_TYPE_CHOICE, AT(engine_isa),
+        0, 0, "auto", "auto|portable|avx2|avx512|amx",
+        "Instructions to compute with; auto: the best of this machine; amx rounds differently."},
+    [CONFIG_ENGINE_DRAFT] = {"engine.draft", CONFIG_TYPE_CHOICE, AT(engine_draft),
+        0, 0, "auto", "auto|on|off",
+        "Proposing tokens and verifying several at a time; auto: where it pays; same results."},
     [CONFIG_ENGINE_LIVE_SESSIONS] = {"engine.live_sessions", CONFIG_TYPE_COUNT,
         AT(engine_live_sessions), 1, 4096, "64", NULL,
         "Sessions whose windows stay in the engine."},

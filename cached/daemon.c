@@ -40,6 +40,12 @@
 #define EXIT_STUCK 3
 #define RSS_BUDGET_EXTRA (64ull << 20)
 
+_Static_assert((int)CONFIG_ISA_AMX == (int)ENG_ISA_AMX, "choices of engine.isa");
+_Static_assert((int)CONFIG_ISA_PORTABLE == (int)ENG_ISA_PORTABLE, "choices of engine.isa");
+_Static_assert((int)CONFIG_DRAFT_OFF == (int)WORKER_DRAFT_OFF, "choices of engine.draft");
+_Static_assert((int)CONFIG_DRAFT_ON == (int)WORKER_DRAFT_ON, "choices of engine.draft");
+_Static_assert(CONFIG_PASS_ROWS_MAX == ENG_PASS_ROWS_MAX, "range of engine.pass_rows");
+
 struct daemon {
     const struct cached_config *config;
     const char *plant;
@@ -126,6 +132,9 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
                                                                       : ENG_BACKEND_CPU,
         .model_dir = config->engine_model_dir[0] == '\0' ? NULL : config->engine_model_dir,
         .spare_tokens = (uint32_t)config->window_spare_tokens,
+        .isa = (enum eng_isa)config->engine_isa,
+        .threads = (uint32_t)config->engine_threads,
+        .pass_rows = config_pass_rows(config),
     };
     kv_status status = eng_model_open(&engine, &daemon->model, err);
     if (status != KV_OK) return status;
@@ -162,6 +171,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .model = daemon->model,
         .slots = (uint32_t)config->engine_live_sessions,
         .chunk_tokens = (uint32_t)config->engine_chunk_tokens,
+        .draft = (enum worker_draft)config->engine_draft,
         .log = daemon->log,
         .plant = is_plant(daemon, PLANT_SESSIONS) ? NULL : daemon->plant,
     };
@@ -177,6 +187,8 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .mailbox = daemon->mailbox,
         .model_name = eng_model_name(daemon->model),
         .engine_backend = eng_model_backend(daemon->model),
+        .engine_isa = eng_model_isa(daemon->model),
+        .engine_family = eng_model_family(daemon->model),
         .eos = eng_model_eos(daemon->model),
         .model = daemon->model,
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
@@ -250,9 +262,11 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
     if (status == KV_OK) status = make_rpc(daemon, err);
     if (status != KV_OK) goto fail;
     kv_log(daemon->log, KV_LOG_INFO, "start",
-           "version=%s commit=%s pid=%d model=%s backend=%s io=%s socket=%s listen=%s",
+           "version=%s commit=%s pid=%d model=%s backend=%s isa=%s kernels=%s io=%s socket=%s "
+           "listen=%s",
            CACHED_VERSION, CACHED_COMMIT, (int)getpid(), eng_model_name(daemon->model),
-           eng_model_backend(daemon->model), kv_ring_backend(daemon->ring), config->server_socket,
+           eng_model_backend(daemon->model), eng_model_isa(daemon->model),
+           eng_model_family(daemon->model), kv_ring_backend(daemon->ring), config->server_socket,
            config->server_listen);
     status = start_threads(daemon, err);
     if (status != KV_OK) goto fail;

@@ -175,7 +175,8 @@ struct request_tier {
 struct request_stats {
     struct kv_arena *arena; /* Of the request. */
     uint64_t uptime_ms;
-    const char *model_name, *engine_backend, *io_backend, *clock_mode, *health;
+    const char *model_name, *engine_backend, *engine_isa, *engine_family, *io_backend, *clock_mode,
+        *health;
     struct kv_digest model;
     struct request_tier tiers[3];
     struct request_counter *counters;

@@ -3,7 +3,8 @@
  *
  * The fingerprint covers everything that rows depend on: config and weights byte for byte, the
  * version of the layout, the tie rule and the numerics revision of the backend.  A change of any
- * makes old rows another model's, which the store then refuses by itself.
+ * makes old rows another model's, which the store then refuses by itself.  The kernel family is not
+ * in it: families differ in rounding only, so rows of one are an approximation for the other.
  */
 
 #include "engine/engine.h"
@@ -198,6 +199,11 @@ uint32_t eng_model_eos(const struct eng_model *model)
 uint64_t eng_model_bytes(const struct eng_model *model)
 {
     return model->bytes;
+}
+
+bool eng_model_lost(const struct eng_model *model)
+{
+    return model->ops->lost != NULL && model->ops->lost(model);
 }
 
 uint64_t eng_model_wrong_bytes(const struct eng_model *model)

@@ -107,6 +107,8 @@ static void fill_numbers(const struct request_stats *stats, pb_stats *m)
     m->model_fingerprint =
         (ProtobufCBinaryData){sizeof(stats->model.bytes), (uint8_t *)stats->model.bytes};
     m->engine_backend = text(stats->engine_backend);
+    m->engine_isa = text(stats->engine_isa);
+    m->engine_family = text(stats->engine_family);
     m->io_backend = text(stats->io_backend);
     m->clock_mode = text(stats->clock_mode);
     m->sessions = stats->sessions;

@@ -200,6 +200,7 @@ static void job_done(struct kv_msg *msg)
         flow->image_slot = KV_POOL_SLOT_NONE;
     }
     flow->req->out.times.queue_ns += job->queue_ns;
+    kv_histogram_add(&flow->shard->latencies[LATENCY_ENGINE_QUEUE], job->queue_ns);
     flow->req->out.times.run_ns += job->run_ns;
     flow->mark_ns = kv_clock_stopwatch_ns();
     if (!job->kept) {
@@ -218,6 +219,7 @@ static void job_done(struct kv_msg *msg)
 void resume_post_job(struct flow *flow, void (*done)(struct flow *flow))
 {
     flow->job_finished = done;
+    flow->job.user = flow->session->user->id;
     flow->job.msg.run = job_done;
     worker_post(flow->shard->options.worker, &flow->job);
 }

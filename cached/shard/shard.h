@@ -24,7 +24,7 @@ struct shard_options {
     struct kv_store *store;
     struct kv_ring *ring;
     struct kv_mailbox *mailbox;
-    const char *model_name, *engine_backend;
+    const char *model_name, *engine_backend, *engine_isa, *engine_family;
     uint64_t rss_budget_bytes;
     uint32_t eos;                  /* Token that ends an answer. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */

@@ -276,6 +276,7 @@ enum shard_latency {
     LATENCY_RUN,
     LATENCY_COMMIT,
     LATENCY_QUEUE,
+    LATENCY_ENGINE_QUEUE, /* From the job to its first row. */
     LATENCY_COUNT
 };
 

@@ -132,13 +132,54 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");
     add(stats, "cached_index_unloads_total", NULL, (double)store->unloads,
         "Trees unloaded to keep index.ram.");
-    const struct worker_stats worker = worker_stats(shard->options.worker);
-    add(stats, "cached_engine_prefill_tokens_total", NULL, (double)worker.prefill_tokens,
+}
+
+static double ratio(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+/* Time of a pass is shared out by rows, so the speed of one kind counts only what it cost. */
+static void fill_engine(struct shard *shard, struct request_stats *stats)
+{
+    const struct worker_stats w = worker_stats(shard->options.worker);
+    const struct {
+        const char *labels;
+        uint64_t tokens, ns;
+    } kinds[] = {
+        {"kind=\"prefill\"", w.prefill_tokens, w.prefill_ns},
+        {"kind=\"replay\"", w.replay_tokens, w.replay_ns},
+        {"kind=\"decode\"", w.decode_tokens, w.decode_ns},
+    };
+    add(stats, "cached_engine_prefill_tokens_total", NULL, (double)w.prefill_tokens,
         "Tokens the engine ran through the encoder for prompts.");
-    add(stats, "cached_engine_replay_tokens_total", NULL, (double)worker.replay_tokens,
+    add(stats, "cached_engine_replay_tokens_total", NULL, (double)w.replay_tokens,
         "Tokens the engine reran.");
-    add(stats, "cached_engine_decode_tokens_total", NULL, (double)worker.decode_tokens,
+    add(stats, "cached_engine_decode_tokens_total", NULL, (double)w.decode_tokens,
         "Tokens the engine decoded.");
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(kinds); i++)
+        add(stats, "cached_engine_busy_seconds_total", kinds[i].labels, (double)kinds[i].ns / 1e9,
+            "Time the engine computed, shared out by rows.");
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(kinds); i++)
+        add(stats, "cached_engine_tokens_per_second", kinds[i].labels,
+            ratio((double)kinds[i].tokens, (double)kinds[i].ns / 1e9),
+            "Tokens since the start by busy seconds of their kind.");
+    add(stats, "cached_engine_passes_total", NULL, (double)w.passes,
+        "Passes of the engine, each over rows of many sessions.");
+    add(stats, "cached_engine_pass_rows", "stat=\"mean\"",
+        ratio((double)w.pass_rows, (double)w.passes),
+        "Rows of a pass, of encoder and decoder together.");
+    add(stats, "cached_engine_pass_rows", "stat=\"max\"", (double)w.pass_rows_max,
+        "Rows of a pass, of encoder and decoder together.");
+    add(stats, "cached_engine_pass_sessions", "stat=\"mean\"",
+        ratio((double)w.pass_sessions, (double)w.passes), "Sessions in a pass.");
+    add(stats, "cached_engine_pass_sessions", "stat=\"max\"", (double)w.pass_sessions_max,
+        "Sessions in a pass.");
+    add(stats, "cached_engine_drafts_total", "result=\"accepted\"", (double)w.drafts_accepted,
+        "Drafted tokens verified, by what became of them.");
+    add(stats, "cached_engine_drafts_total", "result=\"refused\"",
+        (double)(w.drafts_proposed - KV_MIN(w.drafts_accepted, w.drafts_proposed)),
+        "Drafted tokens verified, by what became of them.");
 }
 
 static void fill_latencies(struct shard *shard, struct request_stats *stats)
@@ -147,7 +188,7 @@ static void fill_latencies(struct shard *shard, struct request_stats *stats)
         [LATENCY_PREFILL] = "prefill",   [LATENCY_DECODE] = "decode",
         [LATENCY_LOOKUP] = "lookup",     [LATENCY_READ] = "stage_read",
         [LATENCY_RUN] = "stage_run",     [LATENCY_COMMIT] = "stage_commit",
-        [LATENCY_QUEUE] = "stage_queue",
+        [LATENCY_QUEUE] = "stage_queue", [LATENCY_ENGINE_QUEUE] = "stage_engine_queue",
     };
     for (uint32_t i = 0; i < LATENCY_COUNT; i++) {
         const struct kv_histogram *histogram = &shard->latencies[i];
@@ -169,6 +210,8 @@ static void fill_identity(struct shard *shard, struct request_stats *stats)
     stats->uptime_ms = (kv_clock_stopwatch_ns() - shard->started_ns) / 1000000u;
     stats->model_name = shard->options.model_name;
     stats->engine_backend = shard->options.engine_backend;
+    stats->engine_isa = shard->options.engine_isa;
+    stats->engine_family = shard->options.engine_family;
     stats->io_backend = kv_ring_backend(shard->options.ring);
     stats->clock_mode = kv_clock_is_virtual(shard->options.clock) ? "virtual" : "real";
     stats->health = health == NULL ? "serving" : health;
@@ -208,6 +251,7 @@ void flow_get_stats(struct flow *flow)
     fill_tiers(flow->shard, stats);
     fill_resumes(flow->shard, stats);
     fill_store(flow->shard, stats);
+    fill_engine(flow->shard, stats);
     fill_latencies(flow->shard, stats);
     flow->req->out.stats = stats;
     flow_finish(flow);

@@ -112,6 +112,23 @@ static uint32_t ring_oldest(const struct eng_model *model, uint32_t next)
     return next > model->ring_rows ? next - model->ring_rows : 0;
 }
 
+/* Windows a replay rebuilt: exact from window - 1 before the floor on if every encoder layer had as
+ * far to look back as it reaches; then the rows before that are not part of the state.  Otherwise
+ * the session is marked, and no cut goes to the floor or below. */
+static void note_replay(struct eng_session *session)
+{
+    const struct kv_layout *layout = &session->model->layout;
+    const struct eng_run *run = &session->run;
+    const uint32_t reach = layout->window_tokens - 1;
+
+    session->replay_at = 0;
+    if (run->from == 0) return;
+    if (run->floor - run->from >= layout->encoder_layers * reach)
+        session->encoder_first = KV_MAX(session->encoder_first, run->floor - reach);
+    else
+        session->replay_at = run->floor;
+}
+
 static void run_end(struct eng_session *session)
 {
     const struct eng_model *model = session->model;
@@ -120,7 +137,7 @@ static void run_end(struct eng_session *session)
 
     session->encoder_first = KV_MAX(session->encoder_first, oldest);
     session->decoder_first = KV_MAX(session->decoder_first, oldest);
-    if (!run->had_windows) session->replay_at = run->from > 0 ? run->floor : 0;
+    if (!run->had_windows) note_replay(session);
     session->has_windows = true;
     session->tokens = run->to;
     session->has_logits = true;

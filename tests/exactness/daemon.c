@@ -26,7 +26,7 @@
 #define START_MS_MAX 60000u
 #define CALL_MS_MAX 60000u
 #define PATH_BYTES 512u
-#define FLAG_COUNT 20u
+#define FLAG_COUNT 24u
 
 struct ex_daemon {
     struct ex_daemon_options options; /* Its dir is a copy. */
@@ -77,7 +77,21 @@ struct ex_daemon *ex_daemon_create(const struct ex_daemon_options *options)
     return daemon;
 }
 
-void ex_setup_draw(struct ex_setup *setup, struct ex_random *random)
+/* As many calls at once as there are lanes, and nobody pushes anybody out. */
+static void draw_crowd(struct ex_setup *setup, struct ex_random *random)
+{
+    static const char *const drafts[] = {"auto", "on", "off"};
+    const uint32_t chunk = setup->chunk_tokens;
+    setup->live_sessions = EX_LANES + 1 + ex_random_below(random, 3);
+    setup->pool_slots = 7 * EX_LANES + ex_random_between(random, 8, 20);
+    setup->hbm_pages = 240;
+    setup->pass_rows = chunk + ex_random_below(random, 2 * chunk + 40);
+    if (setup->pass_rows < 2 || ex_random_percent(random, 20)) setup->pass_rows = 0;
+    setup->threads = ex_random_between(random, 1, 3);
+    setup->draft = drafts[ex_random_below(random, 3)];
+}
+
+void ex_setup_draw(struct ex_setup *setup, struct ex_random *random, bool crowd)
 {
     static const uint32_t chunks[] = {1, 3, 7, 16, 64, 128};
     static const uint32_t lives[] = {1, 2, 4};
@@ -87,6 +101,9 @@ void ex_setup_draw(struct ex_setup *setup, struct ex_random *random)
     setup->pool_slots = ex_random_between(random, 8, 20) + (setup->live_sessions == 4 ? 8 : 0);
     setup->hbm_pages = setup->live_sessions == 4 ? 110 : ex_random_between(random, 52, 70);
     setup->io_pool = ex_random_percent(random, 30);
+    setup->pass_rows = setup->threads = 0;
+    setup->draft = "auto";
+    if (crowd) draw_crowd(setup, random);
 }
 
 /* ---- start ---- */
@@ -125,6 +142,9 @@ static void fill_flags(struct flags *flags, const struct ex_daemon *daemon,
     flag(flags, "--engine.model_dir=%s", options->model_dir);
     flag(flags, "--engine.chunk_tokens=%u", setup->chunk_tokens);
     flag(flags, "--engine.live_sessions=%u", setup->live_sessions);
+    flag(flags, "--engine.pass_rows=%u", setup->pass_rows);
+    flag(flags, "--engine.threads=%u", setup->threads);
+    flag(flags, "--engine.draft=%s", setup->draft);
     flag(flags, "--window.spare_tokens=%u", setup->spare_tokens);
     flag(flags, "--hbm.bytes=%" PRIu64, (uint64_t)options->page_bytes * setup->hbm_pages);
     flag(flags, "--pool.bytes=%" PRIu64, slot_bytes * setup->pool_slots);

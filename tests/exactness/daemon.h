@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-enum { EX_USERS = 2, EX_LANES = 2 };
+enum { EX_USERS = 2, EX_LANES = 6 };
 
 #define EX_POOL_TTL_MS 300000u
 #define EX_ROWS_TTL_MS 259200000u
@@ -15,6 +15,8 @@ enum { EX_USERS = 2, EX_LANES = 2 };
 /* Drawn from the seed. */
 struct ex_setup {
     uint32_t chunk_tokens, live_sessions, spare_tokens, pool_slots, hbm_pages;
+    uint32_t pass_rows, threads; /* 0: the default. */
+    const char *draft;           /* Of engine.draft. */
     bool io_pool;
 };
 
@@ -32,13 +34,14 @@ struct ex_daemon *ex_daemon_create(const struct ex_daemon_options *options);
 /* Kills it if it runs. */
 void ex_daemon_destroy(struct ex_daemon *daemon);
 
-/* Draws what may change over a restart; spare_tokens stays. */
-void ex_setup_draw(struct ex_setup *setup, struct ex_random *random);
+/* Draws what may change over a restart; spare_tokens stays.  crowd: room for many sessions at once,
+ * and any size of pass. */
+void ex_setup_draw(struct ex_setup *setup, struct ex_random *random, bool crowd);
 
 /* Each returns false with a sentence in why (EX_WHY_BYTES). */
 bool ex_daemon_start(struct ex_daemon *daemon, const struct ex_setup *setup, char *why);
 bool ex_daemon_stop(struct ex_daemon *daemon, int signal_number, char *why);
 
-/* Two lanes, so that a second thread has a client of its own. */
+/* One lane per turn at a time, so that each thread has a client of its own. */
 struct client *ex_daemon_client(struct ex_daemon *daemon, uint32_t user, uint32_t lane);
 struct client *ex_daemon_operator(struct ex_daemon *daemon);

@@ -33,7 +33,7 @@ enum { GROUP = 10, ROUND = 10 * GROUP, JOBS_MAX = 16, EXIT_USAGE = 2, COUNTS_MIN
 struct options {
     uint64_t seed;
     uint32_t from, count, jobs;
-    bool verbose, strict, keep, expect_difference;
+    bool verbose, strict, keep, expect_difference, crowd;
     const char *plant, *state_file, *commit;
 };
 
@@ -60,8 +60,9 @@ static struct ex_daemon *group_daemon(struct ex_run *run, const struct options *
     char dir[300];
     char why[EX_WHY_BYTES];
     run->setup.spare_tokens = spares[ex_random_below(&random, 5)];
-    ex_setup_draw(&run->setup, &random);
-    run->model = ref_model_open(places->model, run->setup.spare_tokens);
+    ex_setup_draw(&run->setup, &random, run->crowd);
+    run->model =
+        ref_model_open(places->model, run->setup.spare_tokens, run->crowd ? &random : NULL);
     EXPECT(run->model != NULL);
     const struct kv_layout *layout = ref_model_layout(run->model);
     (void)snprintf(dir, sizeof(dir), "%s/%u", places->dir, group);
@@ -111,6 +112,7 @@ static void group_run(const struct options *options, const struct places *places
     run->seed = options->seed;
     run->plant = options->plant;
     run->strict = options->strict;
+    run->crowd = options->crowd;
     run->report_fd = report_fd;
     run->history = group * GROUP;
     (void)group_daemon(run, options, places, group);
@@ -242,8 +244,9 @@ static int round_run(const struct options *options, const struct places *places,
 
 static void state_head(char *head, size_t bytes, const struct options *options)
 {
-    (void)snprintf(head, bytes, "commit %s seed %" PRIu64 " plant %s", options->commit,
-                   options->seed, options->plant == NULL ? "none" : options->plant);
+    (void)snprintf(head, bytes, "commit %s seed %" PRIu64 " plant %s%s", options->commit,
+                   options->seed, options->plant == NULL ? "none" : options->plant,
+                   options->crowd ? " schedule random" : "");
 }
 
 static void state_read(const struct options *options, struct tally *tally)
@@ -342,6 +345,8 @@ static const char usage[] =
     "  --from K              first history (default 0); --first is the same\n"
     "  --history K           this one only, with its operations\n"
     "  --seed S              default 1\n"
+    "  --schedule NAME       plain (default), or random: many sessions at once, any chunk, pass\n"
+    "                        and thread count, and any pieces for the reference\n"
     "  --plant NAME          a wrong byte in restored windows or tails: must be found\n"
     "  --expect-difference   exit 0 only if bits differ\n"
     "  --state FILE          written every 100 histories; goes on from there\n"
@@ -362,7 +367,17 @@ static bool parse_number(const char *text, uint64_t max, uint64_t *ret_number)
     return true;
 }
 
-enum { OPT_COUNT = 1, OPT_FROM, OPT_ONE, OPT_SEED, OPT_JOBS, OPT_PLANT, OPT_STATE, OPT_COMMIT };
+enum {
+    OPT_COUNT = 1,
+    OPT_FROM,
+    OPT_ONE,
+    OPT_SEED,
+    OPT_JOBS,
+    OPT_PLANT,
+    OPT_STATE,
+    OPT_COMMIT,
+    OPT_SCHEDULE
+};
 
 static const struct option long_options[] = {
     {"histories", required_argument, NULL, OPT_COUNT},
@@ -373,6 +388,7 @@ static const struct option long_options[] = {
     {"seed", required_argument, NULL, OPT_SEED},
     {"jobs", required_argument, NULL, OPT_JOBS},
     {"plant", required_argument, NULL, OPT_PLANT},
+    {"schedule", required_argument, NULL, OPT_SCHEDULE},
     {"state", required_argument, NULL, OPT_STATE},
     {"commit", required_argument, NULL, OPT_COMMIT},
     {"expect-difference", no_argument, NULL, 'd'},
@@ -406,6 +422,9 @@ static bool take_option(struct options *options, int option, const char *text)
     case OPT_PLANT:
         options->plant = strcmp(text, "none") == 0 ? NULL : text;
         return true;
+    case OPT_SCHEDULE:
+        options->crowd = strcmp(text, "random") == 0;
+        return options->crowd || strcmp(text, "plain") == 0;
     case OPT_STATE:
         options->state_file = text;
         return true;

@@ -39,13 +39,15 @@ static void print_story(const struct ex_run *run, const char *what, const char *
     const struct ex_setup *setup = &run->setup;
     (void)fprintf(stderr,
                   "\nexactness: history %u of seed %llu, turn %u: %s: %s\n"
-                  "repeat: exactness --seed %llu --history %u --plant %s%s\n"
-                  "daemon: chunk %u, live %u, spare %u, pool slots %u, hbm pages %u, io %s\n%s",
+                  "repeat: exactness --seed %llu --history %u --plant %s%s%s\n"
+                  "daemon: chunk %u, pass rows %u, threads %u, draft %s, live %u, spare %u, pool "
+                  "slots %u, hbm pages %u, io %s\n%s",
                   run->history, (unsigned long long)run->seed, run->turn, what, text,
                   (unsigned long long)run->seed, run->history,
                   run->plant == NULL ? "none" : run->plant, run->strict ? " --strict" : "",
-                  setup->chunk_tokens, setup->live_sessions, setup->spare_tokens, setup->pool_slots,
-                  setup->hbm_pages, setup->io_pool ? "pool" : "auto", run->log);
+                  run->crowd ? " --schedule random" : "", setup->chunk_tokens, setup->pass_rows,
+                  setup->threads, setup->draft, setup->live_sessions, setup->spare_tokens,
+                  setup->pool_slots, setup->hbm_pages, setup->io_pool ? "pool" : "auto", run->log);
 }
 
 _Noreturn void ex_wrong(struct ex_run *run, const char *fmt, ...)
@@ -221,28 +223,38 @@ static void one_turn(struct ex_run *run, struct ex_session *session)
     free(turn);
 }
 
-static bool fits_two(const struct ex_run *run)
+static uint32_t sessions_max(const struct ex_run *run)
 {
-    return run->setup.live_sessions > EX_SESSIONS_MAX && run->session_count > 1;
+    return run->crowd ? EX_SESSIONS_MAX : EX_SESSIONS_FEW;
 }
 
-/* Side by side: chunks and steps of both share the worker's turns.  Neither can push the other out:
- * there are more live slots than sessions of this history, which are the ones used last. */
-static void two_turns(struct ex_run *run)
+/* Nobody can push anybody out: there are more live slots than sessions of this history, which are
+ * the ones used last. */
+static bool fits_beside(const struct ex_run *run)
 {
-    struct turn *turns = calloc(2, sizeof(*turns));
+    return run->setup.live_sessions > sessions_max(run) && run->session_count > 1;
+}
+
+/* Side by side: chunks and steps of all of them share the worker's passes. */
+static void turns_beside(struct ex_run *run)
+{
     const uint32_t first = ex_random_below(&run->random, run->session_count);
-    pthread_t thread;
+    const uint32_t count = run->crowd ? ex_random_between(&run->random, 2, run->session_count) : 2;
+    struct turn *turns = calloc(count, sizeof(*turns));
+    pthread_t threads[EX_SESSIONS_MAX];
     if (turns == NULL) ex_wrong(run, "out of memory");
     ex_log(run, "side by side:");
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < count; i++)
         turn_draw(run, &turns[i], &run->sessions[(first + i) % run->session_count], i);
-    if (pthread_create(&thread, NULL, turn_make, &turns[1]) != 0) ex_wrong(run, "no thread");
+    for (uint32_t i = 1; i < count; i++)
+        if (pthread_create(&threads[i], NULL, turn_make, &turns[i]) != 0)
+            ex_wrong(run, "no thread");
     (void)turn_make(&turns[0]);
-    (void)pthread_join(thread, NULL);
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 1; i < count; i++)
+        (void)pthread_join(threads[i], NULL);
+    for (uint32_t i = 0; i < count; i++)
         turn_check(run, &turns[i], false);
-    run->counts.beside += 2;
+    run->counts.beside += count;
     free(turns);
 }
 
@@ -412,7 +424,7 @@ static void restart(struct ex_run *run)
 {
     char why[EX_WHY_BYTES];
     const bool kill = ex_random_percent(&run->random, 60);
-    ex_setup_draw(&run->setup, &run->random);
+    ex_setup_draw(&run->setup, &run->random, run->crowd);
     ex_log(run, "%s, then chunk %u, live %u, pool slots %u", kill ? "kill -9" : "SIGTERM",
            run->setup.chunk_tokens, run->setup.live_sessions, run->setup.pool_slots);
     if (!ex_daemon_stop(run->daemon, kill ? SIGKILL : SIGTERM, why) ||
@@ -447,7 +459,8 @@ void ex_history(struct ex_run *run, uint32_t history)
     run->random.state = ex_mix(ex_mix(run->seed) + history);
     run->turn = run->log_used = run->session_count = 0;
     run->log[0] = '\0';
-    const uint32_t sessions = ex_random_between(&run->random, 1, EX_SESSIONS_MAX);
+    const uint32_t sessions =
+        ex_random_between(&run->random, run->crowd ? 2 : 1, sessions_max(run));
     const uint32_t turns = ex_random_between(&run->random, 7, 13);
     for (uint32_t i = 0; i < sessions; i++) {
         struct ex_session *session = &run->sessions[i];
@@ -463,8 +476,8 @@ void ex_history(struct ex_run *run, uint32_t history)
         between(run);
         if (kind < 15) {
             one_decode(run, session);
-        } else if (kind < 30 && fits_two(run)) {
-            two_turns(run);
+        } else if (kind < (run->crowd ? 75 : 30) && fits_beside(run)) {
+            turns_beside(run);
         } else {
             one_turn(run, session);
         }

@@ -12,7 +12,8 @@
 #include "tests/exactness/daemon.h"
 #include "tests/exactness/reference.h"
 
-enum { EX_SESSIONS_MAX = 3, EX_PROMPT_MAX = 1000 };
+/* Sessions of a history: a few, or a crowd that all call at once. */
+enum { EX_SESSIONS_FEW = 3, EX_SESSIONS_MAX = 6, EX_PROMPT_MAX = 1000 };
 
 /* Exit codes of a worker process. */
 enum { EX_EXIT_WRONG = 1, EX_EXIT_DIFFERENT = 3 };
@@ -51,6 +52,7 @@ struct ex_run {
     uint64_t seed;
     uint32_t history, turn;
     bool verbose;
+    bool crowd;        /* --schedule random. */
     bool strict;       /* A window on another branch must be found, too. */
     const char *plant; /* NULL: none. */
     int report_fd;

@@ -24,6 +24,7 @@ static void test_defaults(void)
     EXPECT_EQ_STR(config.server_socket, "");
     EXPECT_EQ_U64(config.engine_backend, CONFIG_BACKEND_CPU);
     EXPECT_EQ_U64(config.engine_chunk_tokens, 128);
+    EXPECT_EQ_U32(config_pass_rows(&config), 256);
     EXPECT_EQ_U64(config.engine_live_sessions, 64);
     EXPECT_EQ_U64(config.window_spare_tokens, 16);
     EXPECT_EQ_U64(config.hbm_bytes, 256ull << 20);
@@ -83,6 +84,14 @@ static void test_values(void)
         {"[engine]\nchunk_tokens=0", CONFIG_ENGINE_CHUNK_TOKENS, NULL},
         {"[engine]\nchunk_tokens=4097", CONFIG_ENGINE_CHUNK_TOKENS, NULL},
         {"[engine]\nchunk_tokens=1 2", CONFIG_ENGINE_CHUNK_TOKENS, NULL},
+        {"[engine]\npass_rows=4096", CONFIG_ENGINE_PASS_ROWS, "4096"},
+        {"[engine]\npass_rows=4097", CONFIG_ENGINE_PASS_ROWS, NULL},
+        {"[engine]\nthreads=1024", CONFIG_ENGINE_THREADS, "1024"},
+        {"[engine]\nthreads=1025", CONFIG_ENGINE_THREADS, NULL},
+        {"[engine]\nisa=avx512", CONFIG_ENGINE_ISA, "avx512"},
+        {"[engine]\nisa=sse", CONFIG_ENGINE_ISA, NULL},
+        {"[engine]\ndraft=off", CONFIG_ENGINE_DRAFT, "off"},
+        {"[engine]\ndraft=yes", CONFIG_ENGINE_DRAFT, NULL},
         {"[io]\nbackend=io_uring", CONFIG_IO_BACKEND, "io_uring"},
         {"[log]\nlevel=debug", CONFIG_LOG_LEVEL, "debug"},
         {"[server]\nsocket=/run/a b", CONFIG_SERVER_SOCKET, "/run/a b"},
@@ -209,6 +218,20 @@ static void test_whole(void)
     EXPECT_EQ_U64(config_check(&config, &err), KV_INVALID);
     EXPECT_EQ_U64(config_flag(&config, "ssd.segment_bytes=512KiB", &err), KV_OK);
     EXPECT_EQ_U64(config_check(&config, &err), KV_OK);
+
+    EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=127", &err), KV_OK);
+    EXPECT_EQ_U64(config_check(&config, &err), KV_INVALID);
+    EXPECT(strstr(err.text, "engine.pass_rows") != NULL);
+    EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=128", &err), KV_OK);
+    EXPECT_EQ_U64(config_check(&config, &err), KV_OK);
+    EXPECT_EQ_U32(config_pass_rows(&config), 128);
+    EXPECT_EQ_U64(config_flag(&config, "engine.chunk_tokens=1", &err), KV_OK);
+    EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=1", &err), KV_OK);
+    EXPECT_EQ_U64(config_check(&config, &err), KV_INVALID);
+    EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=0", &err), KV_OK);
+    EXPECT_EQ_U64(config_flag(&config, "engine.chunk_tokens=4096", &err), KV_OK);
+    EXPECT_EQ_U64(config_check(&config, &err), KV_OK);
+    EXPECT_EQ_U32(config_pass_rows(&config), CONFIG_PASS_ROWS_MAX);
 }
 
 /* What is printed reads back to the same values; every key and its meaning is in it. */

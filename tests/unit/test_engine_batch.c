@@ -7,37 +7,57 @@
 #include "tests/unit/engine_schedule.h"
 #include "tests/unit/test_engine_fixture.h"
 
+enum mode { CED, PREFILL_ALL, QUANT_OFF };
+
 static struct eng_model *open_with(const char *dir, const struct eng_backend_ops *ops,
-                                   uint32_t pass_rows, bool prefill_all)
+                                   uint32_t pass_rows, enum mode mode)
 {
     const struct eng_options options = {
         .backend = dir != NULL ? ENG_BACKEND_CPU : ENG_BACKEND_SYNTHETIC,
         .model_dir = dir,
         .spare_tokens = RIG_SPARE,
         .pass_rows = pass_rows,
-        .prefill_all = prefill_all,
+        .prefill_all = mode == PREFILL_ALL,
+        .quant_off = mode == QUANT_OFF,
     };
     struct eng_model *model = NULL;
     EXPECT(eng_model_open_with(&options, ops, &model, NULL) == KV_OK);
     return model;
 }
 
-static void test_backend(const char *dir, const struct eng_backend_ops *ops, bool prefill_all)
+static void test_backend(const char *dir, const struct eng_backend_ops *ops, enum mode mode)
 {
-    static const uint32_t sizes[] = {1, 3, 16, 61, 256};
-    struct eng_model *alone = open_with(dir, ops, 1, prefill_all);
-    for (uint64_t seed = 1; seed <= (prefill_all ? 1 : 2); seed++) {
-        struct reference *reference = reference_make(alone, &host_pages, seed, prefill_all);
-        for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
-            struct eng_model *model = open_with(dir, ops, sizes[i], prefill_all);
-            EXPECT_EQ_U32(
-                schedule_differing(reference, model, &host_pages, seed + 10 * i, prefill_all), 0);
+    const bool all = mode == PREFILL_ALL;
+    static const uint32_t sizes[] = {3, 61, 1, 16, 256};
+    const size_t size_count = mode == CED ? 5 : 2;
+    struct eng_model *alone = open_with(dir, ops, 1, mode);
+    for (uint64_t seed = 1; seed <= (mode == CED ? 2 : 1); seed++) {
+        struct reference *reference = reference_make(alone, &host_pages, seed, all);
+        for (size_t i = 0; i < size_count; i++) {
+            struct eng_model *model = open_with(dir, ops, sizes[i], mode);
+            EXPECT_EQ_U32(schedule_differing(reference, model, &host_pages, seed + 10 * i, all), 0);
             EXPECT_EQ_U64(eng_model_wrong_bytes(model), 0);
             eng_model_close(model);
         }
         free(reference);
     }
     eng_model_close(alone);
+}
+
+/* Rows are bf16 values, and another model's. */
+static void test_quant_off(const char *dir)
+{
+    struct eng_model *on = open_with(dir, &eng_backend_cpu, 0, CED);
+    struct eng_model *off = open_with(dir, &eng_backend_cpu, 0, QUANT_OFF);
+    const struct kv_layout *layout = eng_model_layout(off);
+    EXPECT_EQ_U32(layout->window_row_bytes, 128);
+    EXPECT_EQ_U32(layout->sources[3].main_bytes, 128);
+    EXPECT_EQ_U32(layout->sources[3].index_bytes, 64);
+    EXPECT_EQ_U32(layout->sources[0].tail_bytes, eng_model_layout(on)->sources[0].tail_bytes);
+    const struct kv_digest a = eng_model_fingerprint(on), b = eng_model_fingerprint(off);
+    EXPECT(memcmp(&a, &b, sizeof(a)) != 0);
+    eng_model_close(on);
+    eng_model_close(off);
 }
 
 /* ---- planted errors ---- */
@@ -100,10 +120,10 @@ static void test_planted(const char *dir)
     ops[3].pass = pass_shifting_a_span;
     ops[4].rewound = rewound_without_tails;
 
-    struct eng_model *alone = open_with(dir, &eng_backend_cpu, 1, false);
+    struct eng_model *alone = open_with(dir, &eng_backend_cpu, 1, CED);
     struct reference *reference = reference_make(alone, &host_pages, 1, false);
     for (int i = 0; i < 5; i++) {
-        struct eng_model *model = open_with(dir, &ops[i], 40, false);
+        struct eng_model *model = open_with(dir, &ops[i], 40, CED);
         const uint32_t differing = schedule_differing(reference, model, &host_pages, 7, false);
         (void)printf("planted %d: %u states differ\n", i, differing);
         EXPECT(differing > 0);
@@ -117,10 +137,12 @@ int main(void)
 {
     char dir[64];
     fixture_make_model(dir, 9);
-    test_backend(NULL, &eng_backend_synthetic, false);
-    test_backend(NULL, &eng_backend_synthetic, true);
-    test_backend(dir, &eng_backend_cpu, false);
-    test_backend(dir, &eng_backend_cpu, true);
+    test_backend(NULL, &eng_backend_synthetic, CED);
+    test_backend(NULL, &eng_backend_synthetic, PREFILL_ALL);
+    test_backend(dir, &eng_backend_cpu, CED);
+    test_backend(dir, &eng_backend_cpu, PREFILL_ALL);
+    test_backend(dir, &eng_backend_cpu, QUANT_OFF);
+    test_quant_off(dir);
     test_planted(dir);
     fixture_remove_model(dir);
     HARNESS_END();

@@ -157,9 +157,10 @@ static void test_rejection(struct rig *a, struct rig *b)
         }
 }
 
-/* Decodes with drafts: keeps what the model itself would have drawn.  Returns the steps. */
-static uint32_t decode_drafted(struct rig *rig, const struct eng_sampling *sampling, uint32_t count,
-                               uint32_t *out)
+/* Decodes with drafts (`least` or more in a step): keeps what the model itself would have drawn.
+ * Returns the steps. */
+static uint32_t decode_drafted(struct rig *rig, const struct eng_sampling *sampling, uint32_t least,
+                               uint32_t count, uint32_t *out)
 {
     const uint32_t block = eng_model_draft_max(rig->model);
     uint32_t tokens[BLOCK_MAX + 1], done = 0, steps = 0;
@@ -167,7 +168,7 @@ static uint32_t decode_drafted(struct rig *rig, const struct eng_sampling *sampl
 
     uint32_t next = eng_session_sample(rig->session, sampling);
     while (done < count) {
-        const uint32_t max = 1 + (steps + done) % block; /* Any number of drafts will do. */
+        const uint32_t max = least + steps % (block + 1 - least);
         draft(rig, next, sampling, max, &drafts);
         tokens[0] = next;
         memcpy(tokens + 1, drafts.tokens, max * sizeof(*tokens));
@@ -205,13 +206,66 @@ static void test_output(struct rig *a, struct rig *b)
         rig_reset(b);
         rig_prefill(a, ids + n, 10 + 3 * n);
         rig_prefill(b, ids + n, 10 + 3 * n);
-        (void)decode_drafted(a, &sampling, COUNT, drafted);
+        (void)decode_drafted(a, &sampling, 1, COUNT, drafted);
         for (uint32_t i = 0; i < COUNT; i++) {
             plain[i] = eng_session_sample(b->session, &sampling);
             eng_decode_token(b->session, plain[i]);
         }
         EXPECT_EQ_MEM(drafted, plain, sizeof(plain));
     }
+}
+
+static struct eng_model *open_with(const char *dir, uint32_t pass_rows, bool quant_off)
+{
+    const struct eng_options options = {.backend = ENG_BACKEND_CPU,
+                                        .model_dir = dir,
+                                        .spare_tokens = RIG_SPARE,
+                                        .pass_rows = pass_rows,
+                                        .quant_off = quant_off};
+    struct eng_model *model = NULL;
+    EXPECT(eng_model_open(&options, &model, NULL) == KV_OK);
+    return model;
+}
+
+/* A block is not divided, however few rows a pass may have. */
+static void test_small_passes(const char *dir, struct rig *a)
+{
+    struct eng_model *model = open_with(dir, 1, false);
+    struct rig b;
+    rig_init(&b, model);
+    rig_reset(a);
+    rig_prefill(a, ids, 45);
+    rig_prefill(&b, ids, 45);
+    expect_same_drafts(a, &b, 9);
+    rig_fini(&b);
+    eng_model_close(model);
+    /* Without rounding drafts are others, but as repeatable. */
+    model = open_with(dir, 0, true);
+    rig_init(&b, model);
+    rig_prefill(&b, ids, 45);
+    expect_same_drafts(&b, &b, 9);
+    rig_fini(&b);
+    eng_model_close(model);
+}
+
+/* Weights that know what follows: nearly every draft is right. */
+static void test_bigram(void)
+{
+    enum { COUNT = 120 };
+    uint32_t out[COUNT];
+    char dir[64];
+    struct rig a;
+    fixture_make(dir, 3, "--config tiny --bigram");
+    struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
+    fixture_remove_model(dir);
+    rig_init(&a, model);
+    rig_prefill(&a, ids, 30);
+    const uint32_t max = eng_model_draft_max(model);
+    const uint32_t steps = decode_drafted(&a, &greedy, max, COUNT, out);
+    (void)fprintf(stderr, "bigram: %.2f tokens per step\n", (double)COUNT / steps);
+    EXPECT(10 * COUNT >= 9 * (1 + max) * steps);
+    rig_fini(&a);
+    eng_model_close(model);
 }
 
 int main(void)
@@ -230,9 +284,11 @@ int main(void)
     test_resume(&a, &b);
     test_rejection(&a, &b);
     test_output(&a, &b);
+    test_small_passes(dir, &a);
     rig_fini(&a);
     rig_fini(&b);
     eng_model_close(model);
     fixture_remove_model(dir);
+    test_bigram();
     HARNESS_END();
 }

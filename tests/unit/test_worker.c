@@ -2,8 +2,8 @@
  * The worker over the synthetic engine: jobs that run to their end.
  *
  * Goal: a job moves its session to exactly where the same calls made by hand on a session of our
- * own move it (pages, images, tokens, checksums of logits), and jobs share turns as promised.
- * Method: each kind of start and part; turns counted to the step.  In builds with planted bugs,
+ * own move it (pages, images, tokens, checksums of logits), and jobs share passes as promised.
+ * Method: each kind of start and part; passes counted to the step.  In builds with planted bugs,
  * that the engine's check finds exactly the planted byte.
  */
 
@@ -196,7 +196,7 @@ static void test_decode_steps_between_chunks(void)
     for (uint32_t i = 0; i < 20; i++)
         forced[i] = i + 1;
 
-    add_stop(prefill, 1000, NULL); /* 125 chunks. */
+    add_stop(prefill, 1000, NULL);
     prefill->job.cancelled = as_cancelled(&decode->job.stopped);
     add_stop(decode, 8, NULL);
     decode->job.forced = forced;
@@ -204,7 +204,7 @@ static void test_decode_steps_between_chunks(void)
     decode->job.decode_max = 20;
     decode->job.stops_at[0] = 20;
     decode->job.stops_at_count = 1;
-    add_stop(later, 16, NULL); /* 2 chunks and its end, in turns with the long one. */
+    add_stop(later, 16, NULL);
     post(prefill);
     post(decode);
     post(later);
@@ -215,18 +215,90 @@ static void test_decode_steps_between_chunks(void)
     EXPECT_EQ_U32(decode->done_as, 2);
     EXPECT_EQ_U32(prefill->done_as, 3);
     /*
-     * Turns: P1 D1 L1 P2 De L2 P3 Le P4 P5 ...  The decode's prefill ends in turn 5, so its steps
-     * 1 to 20 run before the pieces of turns 6 to 25; in turn 25 the long one sees the flag.
-     * Pieces of turns 6 to 24 are L2, P3, Le, P4 to P19: 19 chunks of the long one in all.
+     * The first pass has a chunk of each and ends the decode's prefill, whose first token comes
+     * from these logits.  Each of the 19 others has a step, and one chunk of the two prefills
+     * together.
      */
-    EXPECT_EQ_U64(worker_stats(bench.worker).chunks, 1 + 2 + 19);
-    EXPECT_EQ_U64(worker_stats(bench.worker).prefill_tokens, 8 + 16 + 19 * CHUNK);
-    EXPECT_EQ_U64(worker_stats(bench.worker).decode_tokens, 20);
+    const struct worker_stats stats = worker_stats(bench.worker);
+    EXPECT_EQ_U64(stats.passes, 20);
+    EXPECT_EQ_U64(stats.prefill_tokens, 3 * CHUNK + 19 * CHUNK);
+    EXPECT_EQ_U64(stats.decode_tokens, 20);
+    EXPECT_EQ_U64(stats.pass_sessions_max, 3);
+    EXPECT_EQ_U64(stats.pass_rows_max, 3 * CHUNK + CHUNK); /* The decoder's rows of one. */
+    EXPECT(stats.decode_ns > 0 && stats.prefill_ns > 0 && stats.replay_ns == 0);
     EXPECT(prefill->job.status == KV_CANCELLED);
     EXPECT_EQ_U32(decode->job.out_count, 20);
     run_destroy(prefill);
     run_destroy(decode);
     run_destroy(later);
+    bench_close(&bench);
+}
+
+/* Known tokens go through several at a time: the same tokens, checksums and windows. */
+static void test_forced_together(void)
+{
+    struct bench bench;
+    bench_open_drafting(&bench, NULL, WORKER_DRAFT_AUTO);
+    struct run *run = run_create(&bench, 1, 5);
+    struct run *hand = run_create(&bench, 0, 5);
+    struct eng_session *session = reference(&bench, hand);
+    uint8_t *image = allocate(bench.layout->image_bytes);
+    uint32_t tokens[40];
+    uint32_t crcs[40];
+
+    by_hand(session, hand->ids, 0, 77);
+    decode_by_hand(&bench, session, hand, 40, tokens, crcs);
+    add_stop(run, 77, NULL);
+    run->job.forced = tokens;
+    run->job.forced_count = 40;
+    run->job.decode_max = DECODE_MAX;
+    run->job.decode_export = image;
+    post(run);
+    bench_start(&bench);
+    bench_wait(&bench, 1);
+    EXPECT_EQ_U32(run->job.out_count, 40);
+    EXPECT_EQ_MEM(run->tokens, tokens, sizeof(tokens));
+    EXPECT_EQ_MEM(run->crcs, crcs, sizeof(crcs));
+    expect_same_image(&bench, session, image, &run->job.state);
+    expect_same_pages(&bench, run, hand, 116);
+    const struct worker_stats stats = worker_stats(bench.worker);
+    EXPECT_EQ_U64(stats.decode_tokens, 40);
+    EXPECT(stats.passes <= 10 + 2 + 40 / 4);
+    EXPECT_EQ_U64(stats.drafts_proposed, 0); /* They were known, not guessed. */
+    EXPECT_EQ_U64(eng_model_wrong_bytes(bench.model), 0);
+    eng_session_destroy(session);
+    free(image);
+    run_destroy(run);
+    run_destroy(hand);
+    bench_close(&bench);
+}
+
+/* One user's ten prompts and another's short turn, which comes when they are under way. */
+static void test_fair_between_users(void)
+{
+    struct bench bench;
+    bench_open(&bench, NULL);
+    struct run *long_ones[2] = {run_create(&bench, 0, 1), run_create(&bench, 1, 2)};
+    struct run *turn = run_create(&bench, 2, 3);
+
+    for (uint32_t i = 0; i < 2; i++) {
+        long_ones[i]->job.user = long_ones[0]->job.user;
+        add_stop(long_ones[i], 1000, NULL);
+        long_ones[i]->job.cancelled = as_cancelled(&turn->job.stops[0].done);
+        post(long_ones[i]);
+    }
+    add_stop(turn, CHUNK, NULL);
+    post(turn);
+    bench_start(&bench);
+    bench_wait(&bench, 3);
+    EXPECT(turn->job.status == KV_OK);
+    EXPECT_EQ_U32(turn->done_as, 1);
+    /* First come, first served within a user: the second one has not computed a row. */
+    EXPECT_EQ_U64(worker_stats(bench.worker).passes, 1);
+    EXPECT_EQ_U64(worker_stats(bench.worker).prefill_tokens, 2 * CHUNK);
+    for (uint32_t i = 0; i < 2; i++)
+        run_destroy(long_ones[i]);
+    run_destroy(turn);
     bench_close(&bench);
 }
 
@@ -430,6 +502,8 @@ int main(void)
     test_decode_in_parts();
     test_forced();
     test_decode_steps_between_chunks();
+    test_forced_together();
+    test_fair_between_users();
     test_import_and_cut();
     test_replay();
     test_export_beside();

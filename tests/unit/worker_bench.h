@@ -4,9 +4,10 @@
  * For tests of the worker: the worker over the synthetic engine, jobs with all memory they name,
  * and a session moved by hand to compare with.
  *
- * Jobs are posted before the thread starts where the order of turns matters: it is then known to
- * the step.  A job is cancelled at an exact step by pointing its `cancelled` at a flag that the
- * worker itself sets in a job: `done` of a stop, or `stopped` of another job.
+ * Each slot is another user's.  Jobs are posted before the thread starts where the order of passes
+ * matters: it is then known to the step.  A job is cancelled at an exact step by pointing its
+ * `cancelled` at a flag that the worker itself sets in a job: `done` of a stop, or `stopped` of
+ * another job.
  */
 
 #include "cached/worker/worker.h"
@@ -44,7 +45,8 @@ static inline void *allocate(size_t bytes)
     return memory;
 }
 
-static inline void bench_open(struct bench *bench, const char *plant)
+static inline void bench_open_drafting(struct bench *bench, const char *plant,
+                                       enum worker_draft draft)
 {
     const struct eng_options options = {.backend = ENG_BACKEND_SYNTHETIC, .spare_tokens = 16};
     *bench = (struct bench){.model = NULL};
@@ -54,11 +56,18 @@ static inline void bench_open(struct bench *bench, const char *plant)
         .model = bench->model,
         .slots = SLOTS,
         .chunk_tokens = CHUNK,
+        .draft = draft,
         .plant = plant,
     };
     EXPECT(worker_create(&worker_options, &bench->worker, NULL) == KV_OK);
     EXPECT_EQ_U32(worker_slots(bench->worker), SLOTS);
     EXPECT(kv_mailbox_create(&bench->reply, NULL) == KV_OK);
+}
+
+/* One token a step, so that steps can be counted. */
+static inline void bench_open(struct bench *bench, const char *plant)
+{
+    bench_open_drafting(bench, plant, WORKER_DRAFT_OFF);
 }
 
 static inline void bench_start(struct bench *bench)
@@ -117,6 +126,7 @@ static inline struct run *run_create(struct bench *bench, uint32_t slot, uint32_
     run->job = (struct worker_job){
         .msg = {.run = on_done},
         .reply = bench->reply,
+        .user = {{(uint8_t)(slot + 1)}},
         .slot = slot,
         .start = WORKER_RESET,
         .pages = run->pages,

@@ -44,6 +44,8 @@ const struct command *const commands[] = {
     &command_explain,
     &command_demo,
     &command_bench,
+    &command_model_inspect,
+    &command_model_verify,
     &command_model_run,
     &command_trace_convert,
     &command_trace_stats,

@@ -52,8 +52,9 @@ static void judge_stats(struct doctor *doctor, const Cached__Admin__V1__GetStats
     const bool is_virtual = strcmp(stats->clock_mode, "virtual") == 0;
 
     doctor_add(doctor, "backend", synthetic ? DOCTOR_WARN : DOCTOR_OK,
-               "for answers that mean something, run with a model", "%s%s", stats->engine_backend,
-               synthetic ? ": no model is run" : "");
+               "for answers that mean something, run with a model",
+               synthetic ? "%s: no model is run" : "%s, instructions %s, kernels %s",
+               stats->engine_backend, stats->engine_isa, stats->engine_family);
     if (is_virtual) {
         doctor_add(doctor, "clock mode", DOCTOR_WARN,
                    "set clock.mode = real; virtual is for replays, demos and tests",

@@ -12,6 +12,7 @@
 #include "kvstore/base/limits.h"
 #include "kvstore/format/image.h"
 #include "tools/cachectl/commands.h"
+#include "tools/cachectl/model_common.h"
 #include "tools/cachectl/model_run_tensors.h"
 
 #include <stdio.h>
@@ -356,7 +357,12 @@ static int run_and_dump(struct runner *runner)
         take_draft(runner, &tensors);
         eng_model_set_probe(runner->model, NULL);
         take_sources(runner, &tensors);
-        if (model_dump_finish(&tensors.dump, &err) != KV_OK) code = fail(&err);
+        if (eng_model_lost(runner->model)) {
+            ctl_error("%s: the weights were changed while they were read", options->dir);
+            code = CLIENT_EXIT_FAILED;
+        } else if (model_dump_finish(&tensors.dump, &err) != KV_OK) {
+            code = fail(&err);
+        }
     }
     model_dump_fini(&tensors.dump);
     return code;
@@ -378,7 +384,8 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
     struct kv_error err = {0};
     uint32_t *ids = NULL;
 
-    if (eng_model_open(&engine, &runner.model, &err) != KV_OK) return fail(&err);
+    if (eng_model_open(&engine, &runner.model, &err) != KV_OK)
+        return model_failure(&err, CLIENT_EXIT_FAILED);
     int code = CLIENT_EXIT_FAILED;
     ids = read_tokens(options->tokens, eng_model_layout(runner.model)->vocab_tokens, &runner.count);
     runner.ids = ids;

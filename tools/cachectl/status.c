@@ -47,6 +47,11 @@ static bool is_virtual(const Cached__Admin__V1__GetStatsResponse *stats)
     return strcmp(stats->clock_mode, "virtual") == 0;
 }
 
+static double engine_speed(const Cached__Admin__V1__GetStatsResponse *s, const char *kind)
+{
+    return stats_sum(s, "cached_engine_tokens_per_second", kind);
+}
+
 static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
 {
     const struct outcomes o = outcomes_of(s);
@@ -62,11 +67,12 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
                              "items_capacity", (json_int_t)t->items_capacity, "note", t->note));
     }
     (void)out_hex(fingerprint, s->model_fingerprint.data, KV_MIN(s->model_fingerprint.len, 8));
-    json_t *daemon = json_pack(
-        "{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s}", "version", s->version, "commit",
-        s->commit, "uptime_ms", (json_int_t)s->uptime_ms, "pid", (json_int_t)s->pid, "model",
-        s->model_name, "fingerprint", fingerprint, "backend", s->engine_backend, "io_backend",
-        s->io_backend, "clock_mode", s->clock_mode, "health", s->health);
+    json_t *daemon =
+        json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "version",
+                  s->version, "commit", s->commit, "uptime_ms", (json_int_t)s->uptime_ms, "pid",
+                  (json_int_t)s->pid, "model", s->model_name, "fingerprint", fingerprint, "backend",
+                  s->engine_backend, "isa", s->engine_isa, "kernels", s->engine_family,
+                  "io_backend", s->io_backend, "clock_mode", s->clock_mode, "health", s->health);
     json_t *sessions = json_pack(
         "{s:I, s:I, s:I, s:I, s:I}", "known", (json_int_t)s->sessions, "live",
         (json_int_t)s->sessions_live, "checkpoints", (json_int_t)s->checkpoints, "recovered",
@@ -75,14 +81,24 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
                                 o.replay, "miss", o.miss, "requested_tokens", o.requested_tokens,
                                 "hit_tokens", o.hit_tokens, "replayed_tokens", o.replayed_tokens,
                                 "hit_ratio", ratio(o.hit_tokens, o.requested_tokens));
+    json_t *engine =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "prefill_tokens_per_second",
+                  engine_speed(s, "prefill"), "replay_tokens_per_second", engine_speed(s, "replay"),
+                  "decode_tokens_per_second", engine_speed(s, "decode"), "passes",
+                  stats_sum(s, "cached_engine_passes_total", NULL), "pass_rows_mean",
+                  stats_sum(s, "cached_engine_pass_rows", "mean"), "pass_rows_max",
+                  stats_sum(s, "cached_engine_pass_rows", "max"), "pass_sessions_mean",
+                  stats_sum(s, "cached_engine_pass_sessions", "mean"), "drafts_accepted",
+                  stats_sum(s, "cached_engine_drafts_total", "accepted"), "drafts_refused",
+                  stats_sum(s, "cached_engine_drafts_total", "refused"));
     json_t *memory = json_pack("{s:I, s:I}", "rss_bytes", (json_int_t)s->rss_bytes,
                                "rss_budget_bytes", (json_int_t)s->rss_budget_bytes);
     return out_json_take(json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon, "tiers", tiers,
-        "sessions", sessions, "resumes", resumes, "memory", memory, "requests_inflight",
-        (json_int_t)s->requests_inflight, "wrong_bytes", (json_int_t)s->wrong_bytes, "page_bytes",
-        (json_int_t)s->page_bytes, "image_bytes", (json_int_t)s->image_bytes, "bytes_per_token",
-        s->bytes_per_token));
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon, "tiers", tiers,
+        "engine", engine, "sessions", sessions, "resumes", resumes, "memory", memory,
+        "requests_inflight", (json_int_t)s->requests_inflight, "wrong_bytes",
+        (json_int_t)s->wrong_bytes, "page_bytes", (json_int_t)s->page_bytes, "image_bytes",
+        (json_int_t)s->image_bytes, "bytes_per_token", s->bytes_per_token));
 }
 
 static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats *tier, bool first,
@@ -125,7 +141,8 @@ static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsR
                      "(%" PRIu64 " wrong)%s\n",
                      "backend", ctl_red(ctl), s->wrong_bytes, ctl_plain(ctl));
     } else {
-        (void)printf("%-9s %s\n", "backend", s->engine_backend);
+        (void)printf("%-9s %s, instructions %s, kernels %s\n", "backend", s->engine_backend,
+                     s->engine_isa, s->engine_family);
     }
     if (is_virtual(s)) {
         (void)printf("%-9s %sVIRTUAL: time passes only by AdvanceClock%s\n", "clock",
@@ -134,6 +151,20 @@ static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsR
         (void)printf("%-9s %s\n", "clock", s->clock_mode);
     }
     (void)printf("%-9s %s\n", "io", s->io_backend);
+}
+
+static void print_engine(const Cached__Admin__V1__GetStatsResponse *s)
+{
+    const double accepted = stats_sum(s, "cached_engine_drafts_total", "accepted");
+    const double drafts = accepted + stats_sum(s, "cached_engine_drafts_total", "refused");
+    (void)printf("%-9s prefill %.0f, replay %.0f, decode %.0f tokens/s\n", "engine",
+                 engine_speed(s, "prefill"), engine_speed(s, "replay"), engine_speed(s, "decode"));
+    (void)printf("%-9s %.1f rows of %.1f sessions, at most %.0f rows", "passes",
+                 stats_sum(s, "cached_engine_pass_rows", "mean"),
+                 stats_sum(s, "cached_engine_pass_sessions", "mean"),
+                 stats_sum(s, "cached_engine_pass_rows", "max"));
+    if (drafts > 0) (void)printf("; %.0f %% of drafts accepted", 100 * ratio(accepted, drafts));
+    (void)putchar('\n');
 }
 
 static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
@@ -153,6 +184,7 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
     (void)printf("%-9s %.1f %% of %.0f prompt tokens were hits, %.0f replayed\n", "tokens",
                  100 * ratio(o.hit_tokens, o.requested_tokens), o.requested_tokens,
                  o.replayed_tokens);
+    print_engine(s);
     (void)printf("%-9s %sRSS %s of a budget of %s%s\n", "memory", over ? ctl_red(ctl) : "",
                  out_bytes(rss, s->rss_bytes), out_bytes(budget, s->rss_budget_bytes),
                  over ? ctl_plain(ctl) : "");
