@@ -345,6 +345,8 @@ static void attend(const struct eng_attention_args *a, void *scratch)
 {
     assert(a->dim % 32 == 0 && a->dim <= DIM_MAX);
     assert(a->window->sliding && (uintptr_t)scratch % 64 == 0);
+    /* Blocks of the list begin at even rows, or pairs must exist for each. */
+    assert(a->list == NULL || a->list->sliding || a->window_columns % 2 == 0);
     amx_begin();
     for (uint32_t head = 0; head < a->heads; head += 16)
         attend_heads(a, head, scratch);
