@@ -76,6 +76,9 @@ static const struct layer_row layers[] = {
     {"cached/*",
      {BASE, FORMAT, "cached/config*", "cached/auth.h", "cached/state_lock.h", "cached/daemon.h",
       "cached/version.h"}},
+    /* It times the engine's kernels in its own process. */
+    {"tools/cachectl/bench_gemm.c",
+     {BASE, FORMAT, "engine/backend/kernels/*", "engine/model/quant.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };
@@ -97,6 +100,7 @@ static const struct vendor_row vendors[] = {
     {"ini.h", {"cached/config.c"}},
     {"zstd.h", {"tools/cachectl/trace_*.c", "tests/*"}},
     {"zlib.h", {"tools/cachectl/trace_*.c", "tests/*"}},
+    {"dnnl.h", {"tools/cachectl/bench_onednn.c"}},
     {"microhttpd.h", {NULL}},
     {"cmocka.h", {"tests/*"}},
 };

@@ -253,8 +253,8 @@ static void check_scores(uint32_t tokens, uint32_t heads, uint32_t dim, uint32_t
                 const size_t query = at / keys * heads + h;
                 double dot = 0;
                 for (uint32_t d = 0; d < dim; d++)
-                    dot += (double)q.values[query * dim + d] *
-                           (double)k.values[at % keys * dim + d];
+                    dot +=
+                        (double)q.values[query * dim + d] * (double)k.values[at % keys * dim + d];
                 want += (double)weights[query] * fmax(dot, 0);
                 size += fabs((double)weights[query] * dot);
             }

@@ -1,7 +1,7 @@
 /*
- * Products on weights as stored: each family gives the same bits for a row whoever stands beside it,
- * on however many threads, at any instruction set; each is near a sum in double precision; and a
- * planted error is seen by the same comparison.
+ * Products on weights as stored: each family gives the same bits for a row whoever stands beside
+ * it, on however many threads, at any instruction set; each is near a sum in double precision; and
+ * a planted error is seen by the same comparison.
  */
 
 #include "engine/backend/kernels.h"
@@ -87,12 +87,8 @@ static void product(enum eng_isa isa, const struct eng_matrix *m, const float *x
     void *scratch = take(ENG_GEMM_SCRATCH);
     const struct eng_pack_args pack = {
         .x = x + (size_t)first * m->k, .x_stride = m->k, .rows = rows, .k = m->k, .packed = packed};
-    const struct eng_gemm_args gemm = {.matrix = m,
-                                       .packed = packed,
-                                       .rows = rows,
-                                       .y = y,
-                                       .y_stride = m->n,
-                                       .round_bf16 = round};
+    const struct eng_gemm_args gemm = {
+        .matrix = m, .packed = packed, .rows = rows, .y = y, .y_stride = m->n, .round_bf16 = round};
 
     eng_gemm_of(isa)->pack(&pack, 0, UINT32_MAX);
     eng_gemm_of(isa)->gemm(&gemm, 0, UINT32_MAX, scratch);
@@ -145,11 +141,8 @@ static void check_threads(enum eng_isa isa, const struct eng_matrix *m, const fl
         struct eng_gemm_args gemm[2];
         memset(y, 0x55, 2 * bytes);
         eng_compute_pack(&compute,
-                         &(struct eng_pack_args){.x = x,
-                                                 .x_stride = m->k,
-                                                 .rows = ROWS,
-                                                 .k = m->k,
-                                                 .packed = packed},
+                         &(struct eng_pack_args){
+                             .x = x, .x_stride = m->k, .rows = ROWS, .k = m->k, .packed = packed},
                          1);
         for (int i = 0; i < 2; i++)
             gemm[i] = (struct eng_gemm_args){.matrix = matrices[i],
@@ -263,7 +256,8 @@ static void test_many_rows(void)
     drop(&m);
 }
 
-/* Packing with an index and through FP8 is packing what the kernel `quantize` makes of those rows. */
+/* Packing with an index and through FP8 is packing what the kernel `quantize` makes of those rows.
+ */
 static void test_pack(void)
 {
     enum { K = 192, COUNT = 37 };
@@ -291,12 +285,10 @@ static void test_pack(void)
                                           .quantize = true,
                                           .packed = got},
                   0, UINT32_MAX);
-        ops->pack(&(struct eng_pack_args){.x = quantized,
-                                          .x_stride = K,
-                                          .rows = COUNT,
-                                          .k = K,
-                                          .packed = want},
-                  0, UINT32_MAX);
+        ops->pack(
+            &(struct eng_pack_args){
+                .x = quantized, .x_stride = K, .rows = COUNT, .k = K, .packed = want},
+            0, UINT32_MAX);
         EXPECT_EQ_MEM(got, want, bytes);
     }
     free(x);

@@ -27,8 +27,7 @@
                          : "r"((void *)(address)), "r"((long)(stride))                             \
                          : "memory")
 #define AMX_ZERO(tile) __asm__ __volatile__("tilezero %%tmm" #tile ::)
-#define AMX_DOT(c, a, b)                                                                           \
-    __asm__ __volatile__("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+#define AMX_DOT(c, a, b) __asm__ __volatile__("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
 struct amx_config {
     uint8_t palette, start_row, reserved[14];
@@ -66,7 +65,7 @@ AMX_TARGET static inline void amx_transpose(const void *from, size_t stride, __m
 {
     const uint8_t *p = from;
     __m512i a[16], b[16];
-#define AMX_LANE(r, lane) _mm_loadu_si128((const __m128i *)(p + (size_t)(r) * stride + 16 * (lane)))
+#define AMX_LANE(r, lane) _mm_loadu_si128((const __m128i *)(p + (size_t)(r)*stride + 16 * (lane)))
     /* a[4 j + r]: column block j of rows r, r + 4, r + 8, r + 12, one per 128-bit lane. */
     _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)
         _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++)

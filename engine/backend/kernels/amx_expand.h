@@ -15,7 +15,7 @@
 #define AMX_FP4_SCALE_MAX 251u
 
 /* (code - 127) x 2^7 in both halves: what a scale adds to the exponents of a pair of bf16. */
-#define POWER(c) ((uint32_t)(((c) - 127) & 0x1ff) << 23 | (uint32_t)((((c) - 127) * 128) & 0xffff))
+#define POWER(c) ((uint32_t)(((c)-127) & 0x1ff) << 23 | (uint32_t)((((c)-127) * 128) & 0xffff))
 #define POWER4(c) POWER(c), POWER((c) + 1), POWER((c) + 2), POWER((c) + 3)
 #define POWER16(c) POWER4(c), POWER4((c) + 4), POWER4((c) + 8), POWER4((c) + 12)
 #define POWER64(c) POWER16(c), POWER16((c) + 16), POWER16((c) + 32), POWER16((c) + 48)
@@ -35,7 +35,8 @@ AMX_TARGET static inline __m512i amx_expand_fp8(__m256i codes, __m512i bias, __m
 
 AMX_TARGET static inline __m512i amx_fp8_bias(uint8_t scale)
 {
-    return _mm512_add_epi16(_mm512_set1_epi32((int)amx_powers[scale]), _mm512_set1_epi16(120 * 128));
+    return _mm512_add_epi16(_mm512_set1_epi32((int)amx_powers[scale]),
+                            _mm512_set1_epi16(120 * 128));
 }
 
 /* Code c below 8 is c x 2^-9. */
@@ -60,8 +61,8 @@ static const uint16_t amx_fp4_table[32] __attribute__((aligned(64))) = {
 AMX_TARGET static inline __m512i amx_expand_fp4(const uint8_t *data, uint8_t scale)
 {
     const __m512i table = _mm512_load_si512(amx_fp4_table);
-    const __m512i scaled = _mm512_mask_add_epi16(table, 0xfefefefe, table,
-                                                 _mm512_set1_epi32((int)amx_powers[scale]));
+    const __m512i scaled =
+        _mm512_mask_add_epi16(table, 0xfefefefe, table, _mm512_set1_epi32((int)amx_powers[scale]));
     const __m512i pair = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)data));
     const __m512i index = _mm512_or_si512(pair, _mm512_slli_epi32(pair, 12));
     return _mm512_permutexvar_epi16(index, scaled);

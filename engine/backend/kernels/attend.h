@@ -45,7 +45,7 @@ struct eng_attention_args {
     const struct eng_rows *window; /* sliding */
     uint32_t window_first;         /* Row of column 0. */
     uint32_t window_valid;
-    uint32_t window_columns; /* The list begins at this column. */
+    uint32_t window_columns;     /* The list begins at this column. */
     const struct eng_rows *list; /* NULL: none.  Sliding if window_columns is odd. */
     uint32_t list_count;
     float *o; /* [heads][dim], fp32 */

@@ -46,9 +46,9 @@ _Static_assert(sizeof(struct scratch) <= ENG_ATTEND_SCRATCH, "scratch");
 AMX_TARGET static inline __m512i expand_row(enum eng_row_kind kind, const uint8_t *row,
                                             uint32_t dim, uint32_t i)
 {
-    static const float e2m1[16] __attribute__((aligned(64))) = {
-        0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    static const float e2m1[16]
+        __attribute__((aligned(64))) = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
     if (kind == ENG_ROW_PLAIN) return _mm512_loadu_si512(row + 2 * i);
     if (kind == ENG_ROW_MAIN) {
@@ -57,10 +57,10 @@ AMX_TARGET static inline __m512i expand_row(enum eng_row_kind kind, const uint8_
         const __m128i high = _mm_and_si128(_mm_srli_epi16(data, 4), _mm_set1_epi8(15));
         const __m512 table = _mm512_load_ps(e2m1);
         const uint8_t *scale = row + dim / 2 + i / 16;
-        const __m512 a = _mm512_permutexvar_ps(
-            _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)), table);
-        const __m512 b = _mm512_permutexvar_ps(
-            _mm512_cvtepu8_epi32(_mm_unpackhi_epi8(low, high)), table);
+        const __m512 a =
+            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)), table);
+        const __m512 b =
+            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(low, high)), table);
         return amx_upper_halves(
             _mm512_castps_si512(_mm512_mul_ps(a, _mm512_set1_ps(eng_e4m3_decode(scale[0])))),
             _mm512_castps_si512(_mm512_mul_ps(b, _mm512_set1_ps(eng_e4m3_decode(scale[1])))));
@@ -75,9 +75,9 @@ AMX_TARGET static inline __m512i expand_row(enum eng_row_kind kind, const uint8_
     float values[32];
     const float factor = eng_ue8m0_decode(scale);
     for (uint32_t j = 0; j < 32; j++)
-        values[j] = is_window ? eng_e4m3_decode(row[i + j]) * factor
-                              : eng_fp4_decode((uint8_t)(row[(i + j) / 2] >> (4 * (j % 2)))) *
-                                    factor;
+        values[j] = is_window
+                        ? eng_e4m3_decode(row[i + j]) * factor
+                        : eng_fp4_decode((uint8_t)(row[(i + j) / 2] >> (4 * (j % 2)))) * factor;
     return amx_upper_halves(_mm512_loadu_si512(values), _mm512_loadu_si512(values + 16));
 }
 
@@ -179,8 +179,8 @@ AMX_TARGET static inline __m512 exp_lanes(__m512 x)
 {
     const __m512 low = _mm512_set1_ps(-87.0f);
     const __m512 clamped = _mm512_min_ps(_mm512_max_ps(x, low), _mm512_set1_ps(88.0f));
-    const __m512 n = _mm512_roundscale_ps(
-        _mm512_mul_ps(clamped, _mm512_set1_ps(0x1.715476p0f)), _MM_FROUND_TO_NEAREST_INT | 8);
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(0x1.715476p0f)),
+                                          _MM_FROUND_TO_NEAREST_INT | 8);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e4p-1f), clamped);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.7f7d1cp-20f), r);
     __m512 p = _mm512_set1_ps(0x1.6c16c2p-10f);
@@ -281,8 +281,8 @@ static uint32_t find_runs(const struct eng_attention_args *a, uint32_t first, st
     uint32_t count = 0;
 
     if (first < a->window_valid)
-        runs[count++] = (struct run){a->window, a->window_first + first,
-                                     KV_MIN(end, a->window_valid) - first};
+        runs[count++] =
+            (struct run){a->window, a->window_first + first, KV_MIN(end, a->window_valid) - first};
     if (end > a->window_columns) {
         const uint32_t from = KV_MAX(first, a->window_columns);
         runs[count++] = (struct run){a->list, from - a->window_columns, end - from};
@@ -297,14 +297,14 @@ AMX_TARGET static void finish_heads(const struct eng_attention_args *a, uint32_t
     const __mmask16 here = (__mmask16)((1u << heads) - 1);
     float divisor[16] __attribute__((aligned(64)));
 
-    den = _mm512_add_ps(den, exp_lanes(_mm512_sub_ps(
-                                 _mm512_maskz_loadu_ps(here, a->sink + head), max)));
+    den = _mm512_add_ps(den,
+                        exp_lanes(_mm512_sub_ps(_mm512_maskz_loadu_ps(here, a->sink + head), max)));
     _mm512_store_ps(divisor, den);
     for (uint32_t h = 0; h < heads; h++) {
         float *o = a->o + (size_t)(head + h) * a->dim;
         for (uint32_t i = 0; i < a->dim; i += 16)
-            _mm512_storeu_ps(o + i, _mm512_div_ps(_mm512_load_ps(&s->sum[h][i]),
-                                                  _mm512_set1_ps(divisor[h])));
+            _mm512_storeu_ps(
+                o + i, _mm512_div_ps(_mm512_load_ps(&s->sum[h][i]), _mm512_set1_ps(divisor[h])));
     }
 }
 
@@ -369,8 +369,8 @@ AMX_TARGET static void pack_queries(const float *iq, uint32_t tokens, uint32_t h
     uint16_t *out = queries;
 
     for (size_t i = 0; i < values; i += 32)
-        _mm512_store_si512(out + i, amx_upper_halves(_mm512_loadu_si512(iq + i),
-                                                     _mm512_loadu_si512(iq + i + 16)));
+        _mm512_store_si512(
+            out + i, amx_upper_halves(_mm512_loadu_si512(iq + i), _mm512_loadu_si512(iq + i + 16)));
     memset(out + values, 0, (size_t)32 * dim * 2);
 }
 
@@ -382,10 +382,10 @@ AMX_TARGET static void pack_keys(const struct eng_score_args *a, uint32_t first,
 
     for (uint32_t step = 0; step < a->dim / 32; step++) {
         for (uint32_t k = 0; k < 16; k++)
-            _mm512_store_si512(rows[k], first + k < a->key_count
-                                            ? expand_row(a->kind, a->keys[first + k], a->dim,
-                                                         32 * step)
-                                            : _mm512_setzero_si512());
+            _mm512_store_si512(rows[k],
+                               first + k < a->key_count
+                                   ? expand_row(a->kind, a->keys[first + k], a->dim, 32 * step)
+                                   : _mm512_setzero_si512());
         amx_transpose(rows, 64, out);
         for (uint32_t i = 0; i < 16; i++)
             _mm512_store_si512(s->keys[side][step] + 64 * i, out[i]);

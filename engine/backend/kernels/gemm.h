@@ -73,7 +73,8 @@ struct eng_gemm_args {
 size_t eng_packed_bytes(uint32_t rows, uint32_t k);
 
 /* The operations of one instruction set.  A part is a range of blocks of ENG_PACK_ROWS rows, or of
- * ENG_GEMM_UNIT outputs; parts may run on different threads at the same time.  `last` is clipped. */
+ * ENG_GEMM_UNIT outputs; parts may run on different threads at the same time.  `last` is clipped.
+ */
 struct eng_gemm_ops {
     void (*pack)(const struct eng_pack_args *args, uint32_t first, uint32_t last);
     void (*gemm)(const struct eng_gemm_args *args, uint32_t first, uint32_t last, void *scratch);

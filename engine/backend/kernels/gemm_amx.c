@@ -230,9 +230,8 @@ AMX_TARGET static void stage_quad(const struct pass *pass, const struct quad *qu
         if (row >= rows) continue;
         amx_transpose(quad->tile[i], 64, out);
         if (pass->args->round_bf16)
-            _Pragma("GCC unroll 16") for (int r = 0; r < 16; r++) out[r] =
-                _mm512_and_si512(amx_round(_mm512_castsi512_ps(out[r])),
-                                 _mm512_set1_epi32((int)0xffff0000u));
+            _Pragma("GCC unroll 16") for (int r = 0; r < 16; r++) out[r] = _mm512_and_si512(
+                amx_round(_mm512_castsi512_ps(out[r])), _mm512_set1_epi32((int)0xffff0000u));
         _Pragma("GCC unroll 16") for (int r = 0; r < 16; r++)
             _mm512_store_si512(&to[r][column + 16 * (i / 2)], out[r]);
     }
@@ -248,7 +247,8 @@ AMX_TARGET static void flush(const struct pass *pass, uint32_t n, uint32_t colum
         float *y = a->y + (row + r) * a->y_stride + n;
         const float *from = pass->scratch->stage[r];
         for (uint32_t i = 0; i < columns; i += 16) {
-            const __mmask16 here = columns - i >= 16 ? 0xffff : (__mmask16)((1u << (columns - i)) - 1);
+            const __mmask16 here =
+                columns - i >= 16 ? 0xffff : (__mmask16)((1u << (columns - i)) - 1);
             _mm512_mask_storeu_ps(y + i, here, _mm512_load_ps(from + i));
         }
     }
@@ -354,16 +354,16 @@ AMX_TARGET static inline __m512i quantize_lanes(__m512 v, __m512 scale)
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i sign = _mm512_set1_epi32((int)0x80000000u);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
-    const __m512i big = _mm512_and_si512(
-        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff))),
-        _mm512_set1_epi32((int)0xfff00000u));
+    const __m512i big =
+        _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff))),
+                         _mm512_set1_epi32((int)0xfff00000u));
     /* Below 2^-6 the step is 2^-9: adding 1.5 x 2^14 rounds to it. */
     const __m512 shift = _mm512_set1_ps(0x1.8p14f);
     const __m512i small = _mm512_castps_si512(_mm512_sub_ps(_mm512_add_ps(v, shift), shift));
-    const __m512i signed_small = _mm512_or_si512(_mm512_andnot_si512(sign, small),
-                                                 _mm512_and_si512(bits, sign));
-    const __mmask16 is_small = _mm512_cmplt_epu32_mask(_mm512_andnot_si512(sign, bits),
-                                                       _mm512_set1_epi32(121 << 23));
+    const __m512i signed_small =
+        _mm512_or_si512(_mm512_andnot_si512(sign, small), _mm512_and_si512(bits, sign));
+    const __mmask16 is_small =
+        _mm512_cmplt_epu32_mask(_mm512_andnot_si512(sign, bits), _mm512_set1_epi32(121 << 23));
     const __m512i code = _mm512_mask_blend_epi32(is_small, big, signed_small);
     return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(code), scale));
 }
@@ -415,8 +415,8 @@ AMX_TARGET static void pack(const struct eng_pack_args *a, uint32_t first, uint3
             rows[r] = a->x + (a->index == NULL ? row : a->index[row]) * a->x_stride;
         }
         for (uint32_t s = 0; s < steps; s++)
-            pack_tile(rows, count, 32 * s, KV_MIN(32u, a->k - 32 * s),
-                      a->quantize, tiles + (size_t)s * AMX_TILE_BYTES);
+            pack_tile(rows, count, 32 * s, KV_MIN(32u, a->k - 32 * s), a->quantize,
+                      tiles + (size_t)s * AMX_TILE_BYTES);
     }
 }
 

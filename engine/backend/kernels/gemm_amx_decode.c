@@ -95,8 +95,7 @@ AMX_TARGET static void decode_bf16(const struct amx_job *job, uint8_t *out)
 AMX_TARGET static inline __m512 without_upper(__m512 v)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
-    return _mm512_sub_ps(
-        v, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), upper)));
+    return _mm512_sub_ps(v, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), upper)));
 }
 
 /* Smallest parts first: three tiles per step. */

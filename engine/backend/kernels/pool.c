@@ -154,8 +154,7 @@ kv_status eng_pool_create(uint32_t threads, enum kv_thread_role role, struct eng
         char name[16];
         *helper = (struct helper){.pool = pool, .number = pool->threads};
         (void)snprintf(name, sizeof(name), "engine-%u", helper->number);
-        const kv_status status =
-            kv_thread_start(&helper->thread, role, name, help, helper, err);
+        const kv_status status = kv_thread_start(&helper->thread, role, name, help, helper, err);
         if (status != KV_OK) {
             eng_pool_destroy(pool);
             return status;
