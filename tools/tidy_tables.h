@@ -81,6 +81,9 @@ static const struct layer_row layers[] = {
     {"tools/mkmodel*", {BASE, FORMAT, "engine/model/*", "tools/*"}},
     {"tools/cachectl/model_*",
      {BASE, FORMAT, PROTO, "engine/model/*", "engine/engine.h", "engine/probe.h", "tools/*"}},
+    /* It times the engine's kernels in its own process. */
+    {"tools/cachectl/bench_gemm.c",
+     {BASE, FORMAT, "engine/backend/kernels/*", "engine/model/quant.h", "tools/*"}},
     {"tools/cachectl/bench_*", {BASE, FORMAT, PROTO, "engine/engine.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
@@ -103,6 +106,7 @@ static const struct vendor_row vendors[] = {
     {"ini.h", {"cached/config.c"}},
     {"zstd.h", {"tools/cachectl/trace_*.c", "tests/*"}},
     {"zlib.h", {"tools/cachectl/trace_*.c", "tests/*"}},
+    {"dnnl.h", {"tools/cachectl/bench_onednn.c"}},
     {"microhttpd.h", {NULL}},
     {"cmocka.h", {"tests/*"}},
 };

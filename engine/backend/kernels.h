@@ -15,13 +15,6 @@
 
 #define ENG_LANES 16u
 
-/* y = W x.  Packed: blocks of 16 output rows, each [k][16]; n is padded with zero rows to 16. */
-struct eng_matrix {
-    float *packed;
-    uint32_t n;
-    uint32_t k;
-};
-
 static inline uint32_t eng_pad_lanes(uint32_t n)
 {
     return (n + ENG_LANES - 1) / ENG_LANES * ENG_LANES;

@@ -12,6 +12,13 @@
 #include "engine/model/config.h"
 #include "engine/model/engram_fetch.h"
 
+/* y = W x.  Packed: blocks of 16 output rows, each [k][16]; n is padded with zero rows to 16. */
+struct eng_matrix {
+    float *packed;
+    uint32_t n;
+    uint32_t k;
+};
+
 struct eng_expert {
     struct eng_matrix w1, w3, w2; /* gate, up, down */
 };

@@ -1,0 +1,49 @@
+#pragma once
+
+/*
+ * The kernels of one instruction set together with the threads that run them: what a backend opens
+ * once.
+ *
+ * Owned by: the worker thread; one caller at a time.  No result depends on the number of threads.
+ */
+
+#include "engine/backend/kernels/attend.h"
+#include "engine/backend/kernels/gemm.h"
+#include "engine/backend/kernels/isa.h"
+#include "engine/backend/kernels/pool.h"
+
+struct eng_kernels;
+
+struct eng_compute {
+    enum eng_isa isa;   /* Never AUTO. */
+    const char *family; /* eng_isa_family() */
+    const struct eng_gemm_ops *gemm;
+    const struct eng_attend_ops *attend;
+    const struct eng_kernels *elementwise;
+    struct eng_pool *pool;
+    uint8_t *scratch; /* ENG_COMPUTE_SCRATCH per thread */
+};
+
+#define ENG_COMPUTE_SCRATCH ENG_GEMM_SCRATCH
+
+/* KV_INVALID: the machine or the process may not use `isa`; the error says why. */
+kv_status eng_compute_open(enum eng_isa isa, uint32_t threads, enum kv_thread_role role,
+                           struct eng_compute *ret_compute, struct kv_error *err) KV_MUST_CHECK;
+void eng_compute_close(struct eng_compute *compute);
+
+/* The operations alone, for calls inside a run of the pool; NULL: not on this machine. */
+const struct eng_gemm_ops *eng_gemm_of(enum eng_isa isa);
+const struct eng_attend_ops *eng_attend_of(enum eng_isa isa);
+const struct eng_kernels *eng_elementwise_of(enum eng_isa isa);
+
+/* Scratch of one thread, for attend, score and the parts of a gemm. */
+static inline void *eng_compute_scratch(const struct eng_compute *compute, uint32_t thread)
+{
+    return compute->scratch + (size_t)thread * ENG_COMPUTE_SCRATCH;
+}
+
+/* All inputs, then all products; the items of one call do not depend on each other. */
+void eng_compute_pack(const struct eng_compute *compute, const struct eng_pack_args *items,
+                      uint32_t count);
+void eng_compute_gemm(const struct eng_compute *compute, const struct eng_gemm_args *items,
+                      uint32_t count);

@@ -1,0 +1,8 @@
+#pragma once
+
+/* `cachectl bench gemm`. */
+
+#include "tools/cachectl/ctl.h"
+
+/* Returns the exit code; CLIENT_EXIT_UNAVAILABLE when oneDNN is not here. */
+int bench_gemm(struct ctl *ctl, bool quick);
