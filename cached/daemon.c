@@ -148,6 +148,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .dir = config->state_dir,
         .layout = eng_model_layout(daemon->model),
         .model = eng_model_fingerprint(daemon->model),
+        .kernels = kv_kernels_tag(eng_model_family(daemon->model)),
         .clock = daemon->clock,
         .log = daemon->log,
         .ring = daemon->ring,

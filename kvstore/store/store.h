@@ -25,6 +25,7 @@ struct kv_store_options {
     const char *dir; /* State directory: manifest/ and ssd/ are made inside. */
     const struct kv_layout *layout;
     struct kv_digest model;
+    uint64_t kernels; /* Family of the engine (format/kernels.h). */
     struct kv_clock *clock;
     struct kv_log *log;
     struct kv_ring *ring;
