@@ -207,6 +207,7 @@ void flow_fill_checkpoint(struct flow *flow, const struct kv_node *node,
         .window_expire_ms = kv_pool_ttl_ms(store->pool, &image, kv_store_now_ns(store)),
         .approximate = node->replay_total > 0,
         .approx_from = node->replay_total > 0 ? node->approx_from : 0,
+        .kernels = node->kernels,
         .bytes = (uint64_t)node->page_count * store->layout.page_bytes,
         .age_ms = now_ms > node->created_ms ? now_ms - node->created_ms : 0,
     };
