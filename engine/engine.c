@@ -201,6 +201,11 @@ uint64_t eng_model_bytes(const struct eng_model *model)
     return model->bytes;
 }
 
+bool eng_model_lost(const struct eng_model *model)
+{
+    return model->ops->lost != NULL && model->ops->lost(model);
+}
+
 uint64_t eng_model_wrong_bytes(const struct eng_model *model)
 {
     return atomic_load_explicit(&model->wrong_bytes, memory_order_relaxed);

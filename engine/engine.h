@@ -80,6 +80,10 @@ uint32_t eng_model_draft_max(const struct eng_model *model);     /* Drafts per s
 uint64_t eng_model_bytes(const struct eng_model *model);         /* Memory held by the weights. */
 uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
 
+/* A file of the checkpoint has become shorter than it was: what was computed since this was last
+ * false cannot be believed, and must not be kept.  Cheap; asked after every pass. */
+bool eng_model_lost(const struct eng_model *model);
+
 /* SYNTHETIC only: rows or windows that came back with other bytes than were written. */
 uint64_t eng_model_wrong_bytes(const struct eng_model *model);
 

@@ -76,10 +76,11 @@ static const struct layer_row layers[] = {
     {"cached/*",
      {BASE, FORMAT, "cached/config*", "cached/auth.h", "cached/state_lock.h", "cached/daemon.h",
       "cached/version.h"}},
-    /* They read and make models by the engine's own list of what is in one. */
+    /* They read and make models by the engine's own list of what is in one; `model run` runs them
+     * in its own process. */
     {"tools/mkmodel*", {BASE, FORMAT, "engine/model/*", "tools/*"}},
     {"tools/cachectl/model_*",
-     {BASE, FORMAT, PROTO, "engine/model/*", "engine/engine.h", "tools/*"}},
+     {BASE, FORMAT, PROTO, "engine/model/*", "engine/engine.h", "engine/probe.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };

@@ -26,13 +26,23 @@ uint32_t worker_drafts_wanted(struct worker *worker, struct worker_job *job, uin
     return draft_policy_next(&worker->slots[job->slot].policy, &worker->costs, sessions, most);
 }
 
-static void step_begin(struct slot *slot, const struct worker_job *job, uint32_t rows)
+static void step_begin(struct worker *worker, struct slot *slot, const struct worker_job *job,
+                       uint32_t rows)
 {
     const struct kv_image_state state = eng_session_state(slot->session);
     assert(state.has_pending);
     slot->step_tokens[0] = state.pending;
-    for (uint32_t i = 1; i < rows; i++)
-        slot->step_tokens[i] = job->forced[job->decode_done + i - 1];
+    if (job->forced != NULL)
+        for (uint32_t i = 1; i < rows; i++)
+            slot->step_tokens[i] = job->forced[job->decode_done + i - 1];
+    else if (rows > 1)
+        eng_draft(worker->model,
+                  &(struct eng_draft_item){.session = slot->session,
+                                           .first = state.pending,
+                                           .sampling = job->sampling,
+                                           .max = rows - 1,
+                                           .tokens = slot->step_tokens + 1},
+                  1);
     eng_tokens_begin(slot->session, slot->step_tokens, rows);
 }
 
@@ -108,7 +118,7 @@ static uint32_t gather(struct worker *worker, struct pass_sums *sums, uint64_t n
         const uint32_t encode = job->batch.take_encode;
         const uint32_t decode = job->batch.take_decode;
         if (encode == 0 && decode == 0) continue;
-        if (job->phase == PHASE_DECODE) step_begin(slot, job, encode);
+        if (job->phase == PHASE_DECODE) step_begin(worker, slot, job, encode);
         if (!job->computed) {
             job->computed = true;
             job->begun_ns = now_ns;

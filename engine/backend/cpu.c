@@ -81,6 +81,12 @@ static const char *cpu_isa(const struct eng_model *model)
     return own->kernels->name;
 }
 
+static bool cpu_lost(const struct eng_model *model)
+{
+    const struct cpu_model *own = model->backend;
+    return eng_checkpoint_lost(own->checkpoint);
+}
+
 /* Encoder outputs matter within a run only, so a copy between runs has nothing more to take. */
 static void cpu_moved(struct eng_session *session, const uint32_t *ids, const uint8_t *image,
                       const struct kv_image_state *state)
@@ -313,6 +319,7 @@ const struct eng_backend_ops eng_backend_cpu = {
     .close = cpu_close,
     .family = cpu_family,
     .isa = cpu_isa,
+    .lost = cpu_lost,
     .session_bytes = cpu_session_bytes,
     .session_init = cpu_session_init,
     .session_fini = eng_host_session_fini,

@@ -131,8 +131,15 @@ static kv_status open_sharded(struct eng_checkpoint *checkpoint, const char *dir
     status = eng_index_parse(path, (const char *)text, count, &index, err);
     free(text);
     if (status != KV_OK) return status;
-    for (uint32_t i = 0; status == KV_OK && i < eng_index_shard_count(index); i++)
-        status = add_shard(checkpoint, dir, eng_index_shard(index, i), err);
+    for (uint32_t i = 0; status == KV_OK && i < eng_index_shard_count(index); i++) {
+        struct kv_error why = {0};
+        status = add_shard(checkpoint, dir, eng_index_shard(index, i), &why);
+        if (status == KV_IO && why.sys_errno == ENOENT)
+            status = KV_FAIL(err, KV_INVALID, "%s: shard %.80s is missing, which it names", path,
+                             eng_index_shard(index, i));
+        else if (status != KV_OK && err != NULL)
+            *err = why;
+    }
     struct index_walk walk = {.checkpoint = checkpoint, .err = err};
     if (status == KV_OK) status = eng_index_each(index, check_named, &walk);
     if (status == KV_OK) status = check_shards(checkpoint, index, path, err);
@@ -242,9 +249,14 @@ static kv_status read_ids(struct eng_checkpoint *checkpoint, const char *dir, st
     char path[PATH_BYTES_MAX];
     uint8_t *data = NULL;
     size_t count = 0;
+    struct stat found;
 
     kv_status status = join(dir, ids_name, path, err);
     if (config->engram_count == 0 || status != KV_OK) return status;
+    if (stat(path, &found) != 0 && errno == ENOENT)
+        return KV_FAIL(err, KV_INVALID,
+                       "%s: is missing; mkengramids makes it from the model's tokenizer.json",
+                       path);
     status = eng_file_read(path, 1u << 23, &data, &count, err);
     if (status != KV_OK) return status;
     checkpoint->compressed_ids = malloc(expected);

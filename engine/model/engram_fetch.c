@@ -5,6 +5,9 @@
  * larger than memory is 24 disk reads: so where a table cannot stay resident, the thread first asks
  * the kernel for every page of the pass (all reads in flight at once) and copies afterwards.
  *
+ * A few rows out of tables that stay in memory are copied by the caller itself, when it wants them:
+ * that takes less than waking a thread, which on a busy machine waits for its turn.
+ *
  * One thread per model, two kinds of semaphore, no lock: the caller posts `start`, the thread posts
  * `done` once per table in order, and each side touches the shared arrays only in its turn.
  */
@@ -22,6 +25,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Rows of a table: about 50 us of copying, where every row is a miss in the caches. */
+#define DIRECT_ROWS_MAX 768u
+
 struct eng_fetch {
     const struct eng_engram_table *tables;
     uint32_t table_count, rows_max;
@@ -31,6 +37,7 @@ struct eng_fetch {
 
     uint32_t first, end, count; /* The pass in flight. */
     uint32_t next;              /* Table whose wait comes next; `end` when none is in flight. */
+    bool direct;                /* This pass leaves the thread asleep. */
     bool quit;
     sem_t start, done;
     _Atomic uint64_t copied;
@@ -65,7 +72,7 @@ static void ask(const struct eng_fetch *fetch, uint32_t t)
     }
 }
 
-static void copy(const struct eng_fetch *fetch, uint32_t t)
+static void take(struct eng_fetch *fetch, uint32_t t)
 {
     const struct eng_engram_table *table = &fetch->tables[t];
     const uint32_t scale_bytes = table->dim / 32;
@@ -76,6 +83,7 @@ static void copy(const struct eng_fetch *fetch, uint32_t t)
         memcpy(to, table->codes + row * table->dim, table->dim);
         memcpy(to + table->dim, table->scales + row * scale_bytes, scale_bytes);
     }
+    atomic_fetch_add_explicit(&fetch->copied, fetch->count, memory_order_relaxed);
 }
 
 static void wait_for(sem_t *semaphore)
@@ -95,8 +103,7 @@ static void fetch_main(void *arg)
         for (uint32_t t = first; fetch->may_be_cold && t < end; t++)
             ask(fetch, t);
         for (uint32_t t = first; t < end; t++) {
-            copy(fetch, t);
-            atomic_fetch_add_explicit(&fetch->copied, fetch->count, memory_order_relaxed);
+            take(fetch, t);
             (void)sem_post(&fetch->done);
         }
     }
@@ -171,13 +178,17 @@ void eng_fetch_start(struct eng_fetch *fetch, uint32_t first, uint32_t end, uint
     fetch->first = fetch->next = first;
     fetch->end = end;
     fetch->count = count;
-    (void)sem_post(&fetch->start);
+    fetch->direct = !fetch->may_be_cold && count <= DIRECT_ROWS_MAX;
+    if (!fetch->direct) (void)sem_post(&fetch->start);
 }
 
 const uint8_t *eng_fetch_wait(struct eng_fetch *fetch, uint32_t table)
 {
     assert(fetch->next == table && table < fetch->end);
-    wait_for(&fetch->done);
+    if (fetch->direct)
+        take(fetch, table);
+    else
+        wait_for(&fetch->done);
     fetch->next++;
     return fetch->rows[table];
 }

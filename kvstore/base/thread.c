@@ -4,7 +4,8 @@
  * The role is the one mutable variable outside a struct in this code base: it is thread-local, is
  * written once before the thread's function runs, and costs one load to check.  Signals are blocked
  * in the creator around pthread_create, so that a new thread never has an instant in which it could
- * receive one: the daemon's main thread reads them by signalfd.
+ * receive one: the daemon's main thread reads them by signalfd.  SIGBUS stays open: a thread's own
+ * fault cannot wait, and mapped files that shrink are handled (engine/model/mapping.c).
  */
 
 #include "kvstore/base/thread.h"
@@ -50,6 +51,7 @@ kv_status kv_thread_start(struct kv_thread *thread, enum kv_thread_role role, co
     sigset_t all;
     sigset_t before;
     (void)sigfillset(&all);
+    (void)sigdelset(&all, SIGBUS);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     const int rc = pthread_create(&thread->handle, NULL, thread_main, start);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);

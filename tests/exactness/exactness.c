@@ -61,7 +61,8 @@ static struct ex_daemon *group_daemon(struct ex_run *run, const struct options *
     char why[EX_WHY_BYTES];
     run->setup.spare_tokens = spares[ex_random_below(&random, 5)];
     ex_setup_draw(&run->setup, &random, run->crowd);
-    run->model = ref_model_open(places->model, run->setup.spare_tokens);
+    run->model =
+        ref_model_open(places->model, run->setup.spare_tokens, run->crowd ? &random : NULL);
     EXPECT(run->model != NULL);
     const struct kv_layout *layout = ref_model_layout(run->model);
     (void)snprintf(dir, sizeof(dir), "%s/%u", places->dir, group);
@@ -345,7 +346,7 @@ static const char usage[] =
     "  --history K           this one only, with its operations\n"
     "  --seed S              default 1\n"
     "  --schedule NAME       plain (default), or random: many sessions at once, any chunk, pass\n"
-    "                        and thread count\n"
+    "                        and thread count, and any pieces for the reference\n"
     "  --plant NAME          a wrong byte in restored windows or tails: must be found\n"
     "  --expect-difference   exit 0 only if bits differ\n"
     "  --state FILE          written every 100 histories; goes on from there\n"
@@ -486,8 +487,9 @@ static void find_places(struct places *places, const struct options *options)
     (void)snprintf(places->dir, sizeof(places->dir), "%s/exactness-XXXXXX", base);
     EXPECT(mkdtemp(places->dir) != NULL);
     (void)snprintf(places->model, sizeof(places->model), "%s/model", places->dir);
-    (void)snprintf(command, sizeof(command), "'%s' --seed %" PRIu64 " --out '%s' >/dev/null",
-                   places->mkmodel, options->seed % 1000, places->model);
+    (void)snprintf(command, sizeof(command),
+                   "'%s' --config tiny --seed %" PRIu64 " '%s' >/dev/null", places->mkmodel,
+                   options->seed % 1000, places->model);
     EXPECT(system(command) == 0);
     if (options->keep) (void)fprintf(stderr, "exactness: %s is kept\n", places->dir);
 }

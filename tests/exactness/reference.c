@@ -14,10 +14,17 @@
 
 #define TOKENS_MAX 4096u
 #define PAGES_MAX (TOKENS_MAX / KV_PAGE_TOKENS)
+#define DECOY_PAGES 2u
 
 struct ref_model {
     struct eng_model *model;
     const struct kv_layout *layout;
+    /* A random schedule: pieces of any size, beside those of a session nobody asks about. */
+    bool is_random;
+    struct ex_random random;
+    struct eng_session *decoy;
+    uint8_t *decoy_pages[DECOY_PAGES];
+    uint32_t decoy_ids[DECOY_PAGES * KV_PAGE_TOKENS];
 };
 
 struct page {
@@ -37,10 +44,27 @@ struct ref_state {
     uint32_t ids[TOKENS_MAX];
 };
 
-struct ref_model *ref_model_open(const char *model_dir, uint32_t spare_tokens)
+static void decoy_init(struct ref_model *model)
+{
+    EXPECT(eng_session_create(model->model, &model->decoy, NULL) == KV_OK);
+    for (uint32_t i = 0; i < DECOY_PAGES; i++) {
+        model->decoy_pages[i] = calloc(1, model->layout->page_bytes);
+        EXPECT(model->decoy_pages[i] != NULL);
+    }
+    eng_session_set_pages(model->decoy, model->decoy_pages, DECOY_PAGES);
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(model->decoy_ids); i++)
+        model->decoy_ids[i] = ex_random_below(&model->random, model->layout->vocab_tokens);
+}
+
+struct ref_model *ref_model_open(const char *model_dir, uint32_t spare_tokens,
+                                 struct ex_random *schedule)
 {
     const struct eng_options options = {
-        .backend = ENG_BACKEND_CPU, .model_dir = model_dir, .spare_tokens = spare_tokens};
+        .backend = ENG_BACKEND_CPU,
+        .model_dir = model_dir,
+        .spare_tokens = spare_tokens,
+        .pass_rows = schedule != NULL ? ex_random_between(schedule, 1, 200) : 0,
+    };
     struct kv_error err = {0};
     struct ref_model *model = calloc(1, sizeof(*model));
     EXPECT(model != NULL);
@@ -50,14 +74,61 @@ struct ref_model *ref_model_open(const char *model_dir, uint32_t spare_tokens)
         return NULL;
     }
     model->layout = eng_model_layout(model->model);
+    if (schedule == NULL) return model;
+    model->is_random = true;
+    model->random.state = ex_random_next(schedule);
+    decoy_init(model);
     return model;
 }
 
 void ref_model_close(struct ref_model *model)
 {
     if (model == NULL) return;
+    eng_session_destroy(model->decoy);
+    for (uint32_t i = 0; i < DECOY_PAGES; i++)
+        free(model->decoy_pages[i]);
     eng_model_close(model->model);
     free(model);
+}
+
+/* What the decoy does beside `piece`. */
+static struct eng_piece decoy_piece(struct ref_model *model, const struct eng_piece *piece)
+{
+    const uint32_t rows = eng_model_pass_rows(model->model);
+    const uint32_t at = eng_session_state(model->decoy).tokens;
+    struct eng_run_left left = eng_run_left(model->decoy);
+
+    if (left.encode == 0 && left.decode == 0) {
+        const uint32_t to = at + ex_random_between(&model->random, 1, 70);
+        if (to > KV_ARRAY_COUNT(model->decoy_ids)) {
+            eng_session_reset(model->decoy);
+            eng_session_set_pages(model->decoy, model->decoy_pages, DECOY_PAGES);
+            return (struct eng_piece){.session = model->decoy};
+        }
+        eng_prefill_begin(model->decoy, model->decoy_ids, at, to);
+        left = eng_run_left(model->decoy);
+    }
+    const uint32_t most = ex_random_between(&model->random, 1, rows);
+    const uint32_t encode = KV_MIN(KV_MIN(left.encode, most), rows - piece->encode);
+    const uint32_t decode =
+        encode < left.encode ? 0 : KV_MIN(KV_MIN(left.decode, most), rows - piece->decode);
+    return (struct eng_piece){.session = model->decoy, .encode = encode, .decode = decode};
+}
+
+/* Moves the session's run to its end. */
+static void run_to_end(struct ref_model *model, struct eng_session *session, uint32_t chunk)
+{
+    const uint32_t rows = eng_model_pass_rows(model->model);
+    for (;;) {
+        const struct eng_run_left left = eng_run_left(session);
+        if (left.encode == 0 && left.decode == 0) return;
+        const uint32_t most =
+            model->is_random ? ex_random_between(&model->random, 1, rows) : KV_MIN(chunk, rows);
+        struct eng_piece pieces[2] = {{.session = session, .encode = KV_MIN(left.encode, most)}};
+        if (pieces[0].encode == left.encode) pieces[0].decode = KV_MIN(left.decode, most);
+        if (model->is_random) pieces[1] = decoy_piece(model, &pieces[0]);
+        eng_pass(model->model, pieces, model->is_random ? 2 : 1);
+    }
 }
 
 const struct kv_layout *ref_model_layout(const struct ref_model *model)
@@ -233,9 +304,7 @@ void ref_prefill(struct ref_state *state, const uint32_t *ids, uint32_t replay_f
     memcpy(state->ids + at, ids + at, sizeof(*ids) * (to - at));
     pages_own(state, at, to);
     eng_prefill_begin(state->session, state->ids, replay_from, to);
-    while (eng_prefill_left(state->session) > 0)
-        eng_prefill_chunk(state->session, chunk);
-    eng_prefill_end(state->session);
+    run_to_end(state->model, state->session, chunk);
 }
 
 static bool ends(const struct ref_decode *how, uint32_t token)
@@ -252,7 +321,8 @@ static void decode_pending(struct ref_state *state)
     EXPECT(at.tokens < TOKENS_MAX);
     pages_own(state, at.tokens, at.tokens + 1);
     state->ids[at.tokens] = at.pending;
-    eng_decode_token(state->session, at.pending);
+    eng_tokens_begin(state->session, &at.pending, 1);
+    run_to_end(state->model, state->session, 1);
 }
 
 uint32_t ref_decode(struct ref_state *state, const struct ref_decode *how, uint32_t *ret_tokens,

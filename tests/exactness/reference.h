@@ -9,14 +9,18 @@
  */
 
 #include "engine/engine.h"
+#include "tests/exactness/random.h"
 
 #define REF_REPLAYS_MAX 64u /* Clipped replays one state can remember. */
 
 struct ref_model;
 struct ref_state;
 
-/* The CPU backend on the model in model_dir. NULL: cannot be opened, said on stderr. */
-struct ref_model *ref_model_open(const char *model_dir, uint32_t spare_tokens);
+/* The CPU backend on the model in model_dir. NULL: cannot be opened, said on stderr.  schedule:
+ * what passes are drawn from (pieces, their sizes, and who else is in them); NULL: whole chunks,
+ * alone. */
+struct ref_model *ref_model_open(const char *model_dir, uint32_t spare_tokens,
+                                 struct ex_random *schedule);
 void ref_model_close(struct ref_model *model);
 const struct kv_layout *ref_model_layout(const struct ref_model *model);
 uint32_t ref_model_eos(const struct ref_model *model);

@@ -17,7 +17,7 @@ import daemon as d
 CACHECTL = os.environ.get("CACHECTL") or os.path.join(d.BUILD, "tools", "cachectl")
 EXCERPT = os.path.join(d.SOURCE, "tests", "data", "agentic_excerpt.jsonl")
 COMMANDS = ["status", "doctor", "session list", "session show", "stats", "explain", "demo", "bench",
-            "trace convert", "trace stats", "trace replay"]
+            "model inspect", "model verify", "trace convert", "trace stats", "trace replay"]
 
 
 def token_file(directory, user):
@@ -115,6 +115,46 @@ def test_status(ops):
     d.equal(state["sessions"]["known"], 1, "sessions known")
     d.check(state["memory"]["rss_bytes"] > 0, "RSS")
     d.equal(state["resumes"]["miss"], 1, "the one prefill was a miss")
+
+
+def test_model(user):
+    """The figures of the specification, from the configs; a changed config changes them."""
+    configs = os.path.join(d.SOURCE, "engine", "model", "configs")
+    figures = {
+        "v41-flash": ("backbone 551.57 B", "551.88 B with", "active decode 16.13 B",
+                      "active prefill 7.90 B", "engram rows 196.61 B", "890 B/token",
+                      "windows 2,703,360 B", "stored image 3,041,280 B",
+                      "draft windows 202,752 B, stored 228,096 B", "tails 12,288 B", "sampler 4 B",
+                      "95819 tensors", "engram reads 12,672 B/token"),
+        "tiny": ("132.5 B/token", "windows 16,896 B", "all\t6,299,358\t6,219,390"),
+        "small": ("890 B/token", "windows 1,081,344 B", "246,828,076"),
+    }
+    for name, words in figures.items():
+        said = user.code(0, "model", "inspect", os.path.join(configs, name + ".json")).stdout
+        for word in words:
+            d.check(word in said, f"{name}: {word}")
+    words = shlex.split(user.code(0, "model", "inspect", "--help").stdout.split("Example:")[1]
+                        .strip().splitlines()[0])
+    state = user.json(*words[1:], "--json")
+    d.equal(state["parameters"]["engram_rows"], 196613849600, "engram rows")
+    d.equal(state["state"]["bytes_per_token"], 890.0, "bytes per token")
+    d.equal(sum(part["bytes"] for part in state["parts"]), state["weight_bytes"], "sum of the parts")
+
+    with open(os.path.join(configs, "v41-flash.json"), encoding="ascii") as f:
+        good = f.read()
+    changed = os.path.join(d.scratch(), "config.json")
+    for old, new, code, words in (
+            ('"head_dim": 512', '"head_dim": 256', 0, ("530 B/token", "windows 1,351,680 B")),
+            ('"head_dim": 512', '"head_dim": 500', 1, ("head_dim must be a multiple of 32",)),
+            ('"num_hidden_layers": 40', '"num_hidden_layers": 41', 1, ("compress_ratios must",))):
+        with open(changed, "w", encoding="ascii") as f:
+            f.write(good.replace(old, new))
+        got = user.code(code, "model", "inspect", changed)
+        for word in words:
+            d.check(word in got.stdout + got.stderr, f"{new}: {word}: {got.stdout} {got.stderr}")
+    user.code(3, "model", "inspect", "/nowhere")
+    user.code(3, "model", "verify", "/nowhere")
+    user.code(2, "model", "verify")
 
 
 def test_sessions(user):
@@ -253,6 +293,7 @@ def main():
 
     test_help(user)
     test_examples(user, ops)
+    test_model(user)
     test_status(ops)
     test_sessions(user)
     test_stats_and_explain(ops)

@@ -19,7 +19,7 @@ def main():
         d.skip("the daemon or mkmodel is not built")
     home = d.scratch()
     model = os.path.join(home, "model")
-    subprocess.run([MKMODEL, "--out", model], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([MKMODEL, "--config", "tiny", model], check=True, stdout=subprocess.DEVNULL)
     server = d.Daemon({"engine.backend": "cpu", "engine.model_dir": model, "hbm.bytes": "32MiB"},
                       directory=home).start()
     token = os.path.join(home, "alice.token")

@@ -107,7 +107,7 @@ def model_dir():
     """The weights that the cpu backend loads; made once."""
     if not _models:
         path = os.path.join(scratch(), "model")
-        subprocess.run([os.path.join(BUILD, "tools", "mkmodel"), "--seed", "1", "--out", path],
+        subprocess.run([os.path.join(BUILD, "tools", "mkmodel"), "--config", "tiny", path],
                        check=True, stdout=subprocess.DEVNULL)
         _models.append(path)
     return _models[0]

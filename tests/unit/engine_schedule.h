@@ -38,7 +38,7 @@ struct script {
 /* What is compared after a move. */
 struct snapshot {
     struct kv_image_state state;
-    uint32_t image, rows, logits;
+    uint32_t image, rows, logits, drafts;
 };
 
 /* Where pages lie: a backend may have memory of its own. */
@@ -130,6 +130,28 @@ static inline struct kv_image_state actor_export(struct actor *actor)
     return header.state;
 }
 
+/* What would be drafted here. */
+static inline uint32_t actor_drafts(struct actor *actor)
+{
+    const uint32_t max = eng_model_draft_max(actor->model);
+    const uint32_t at = actor_tokens(actor);
+    uint32_t tokens[16];
+    float confidence[16];
+
+    if (max == 0 || at == 0) return 0;
+    const struct eng_draft_item item = {
+        .session = actor->session,
+        .first = actor->script->ids[at % SCHEDULE_TOKENS],
+        .sampling = {.temperature = 0.7f, .top_p = 1, .seed = at},
+        .max = max,
+        .tokens = tokens,
+        .confidence = confidence,
+    };
+    eng_draft(actor->model, &item, 1);
+    return kv_checksum(tokens, max * sizeof(*tokens)) ^
+           kv_checksum(confidence, max * sizeof(*confidence));
+}
+
 static inline struct snapshot actor_snapshot(struct actor *actor)
 {
     const struct kv_layout *layout = eng_model_layout(actor->model);
@@ -161,7 +183,9 @@ static inline void move_restore(struct actor *actor, uint32_t cut)
 {
     const struct kv_image_state state = actor_export(actor);
     if (cut == 0) cut = state.tokens;
-    eng_session_reset(actor->session);
+    /* A new one, so that nothing is left of the old. */
+    eng_session_destroy(actor->session);
+    EXPECT(eng_session_create(actor->model, &actor->session, NULL) == KV_OK);
     eng_session_set_pages(actor->session, actor->pages, SCHEDULE_PAGES);
     EXPECT(eng_session_import(actor->session, actor->image, &state, actor->script->ids, cut) ==
            KV_OK);

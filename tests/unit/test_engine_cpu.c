@@ -255,7 +255,10 @@ static void test_exact_replay(struct rig *a, struct rig *b)
         rig_prefill(a, ids, hit + 30);
         rig_prefill(b, ids, hit + 30);
         expect_same(a, b);
-        if (!same_after_replay(a, b, hit, 119)) shorter_differs = true;
+    }
+    /* One row too few, through eight layers of rounding, shows at some positions only. */
+    for (uint32_t hit = 200; hit < 260 && !shorter_differs; hit++) {
+        shorter_differs = !same_after_replay(a, b, hit, 119);
         EXPECT_EQ_U32(eng_session_state(b->session).replay_at, hit);
     }
     EXPECT(shorter_differs);
@@ -330,7 +333,7 @@ static void test_matches_the_oracle(void)
 {
     char dir[64];
     struct rig a;
-    fixture_make_model(dir, 7);
+    fixture_make_plain_model(dir, 7); /* What that oracle knows. */
     struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
     fixture_remove_model(dir);
     rig_init(&a, model);

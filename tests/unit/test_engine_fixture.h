@@ -23,16 +23,27 @@ struct rig {
 };
 
 /* Runs mkmodel into a new directory under the temporary one; the caller removes it. */
-static inline void fixture_make_model(char dir[64], unsigned seed)
+static inline void fixture_make(char dir[64], unsigned seed, const char *how)
 {
     const char *build = getenv("CACHED_BUILD_ROOT");
     char command[4300];
     if (build == NULL) SKIP("CACHED_BUILD_ROOT is not set: run through meson test");
     (void)snprintf(dir, 64, "/tmp/eng-test-XXXXXX");
     EXPECT(mkdtemp(dir) != NULL);
-    (void)snprintf(command, sizeof(command), "'%s/tools/mkmodel' --seed %u --out %s >/dev/null",
-                   build, seed, dir);
+    (void)snprintf(command, sizeof(command), "'%s/tools/mkmodel' %s --seed %u --out %s >/dev/null",
+                   build, how, seed, dir);
     EXPECT_EQ_I64(system(command), 0);
+}
+
+static inline void fixture_make_model(char dir[64], unsigned seed)
+{
+    fixture_make(dir, seed, "--config tiny");
+}
+
+/* Without Engram and drafting. */
+static inline void fixture_make_plain_model(char dir[64], unsigned seed)
+{
+    fixture_make(dir, seed, "--config tiny --plain");
 }
 
 static inline void fixture_remove_model(const char *dir)
@@ -41,6 +52,8 @@ static inline void fixture_remove_model(const char *dir)
     (void)snprintf(path, sizeof(path), "%s/config.json", dir);
     (void)unlink(path);
     (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    (void)unlink(path);
+    (void)snprintf(path, sizeof(path), "%s/engram_ids.bin", dir);
     (void)unlink(path);
     (void)rmdir(dir);
 }

@@ -228,7 +228,7 @@ int main(void)
 
     fixture_ids(ids, RIG_TOKENS, 31);
     fixture_ids(others, RIG_TOKENS, 32);
-    fixture_make_model(dir, 4);
+    fixture_make_plain_model(dir, 4);
     struct eng_model *model = fixture_open(dir, ENG_BACKEND_CPU);
     fixture_remove_model(dir);
     rig_init(&a, model);

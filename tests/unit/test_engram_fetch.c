@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { TABLES = 3, ROWS = 1000, DIM = 64, ROW_BYTES = DIM + DIM / 32, MAX = 200 };
+enum { TABLES = 3, ROWS = 1000, DIM = 64, ROW_BYTES = DIM + DIM / 32, MAX = 1000 };
 
 static uint8_t byte_at(uint32_t table, uint64_t row, uint32_t i)
 {
@@ -50,7 +50,7 @@ static uint8_t *map_file(struct eng_engram_table tables[TABLES], size_t *ret_byt
 static void run_pass(struct eng_fetch *fetch, uint32_t first, uint32_t end, uint32_t count,
                      uint64_t *seed)
 {
-    uint64_t numbers[TABLES][MAX];
+    static uint64_t numbers[TABLES][MAX];
     for (uint32_t t = first; t < end; t++)
         for (uint32_t i = 0; i < count; i++) {
             *seed = *seed * 6364136223846793005u + 1442695040888963407u;

@@ -13,4 +13,7 @@ extern const struct command command_explain;
 extern const struct command command_demo;
 extern const struct command command_bench;
 extern const struct command command_bench_echo;
+extern const struct command command_model_inspect;
+extern const struct command command_model_verify;
+extern const struct command command_model_run;
 extern const struct command command_trace_replay;

@@ -6,17 +6,35 @@
  * reads the arguments and drives the run; model_run_tensors.c decides what is written.
  */
 
-#include "tools/cachectl/commands.h"
 #include "tools/cachectl/model_run.h"
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/limits.h"
+#include "kvstore/format/image.h"
+#include "tools/cachectl/commands.h"
+#include "tools/cachectl/model_common.h"
+#include "tools/cachectl/model_run_tensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define NOT_GIVEN UINT64_MAX
+#define SPARE_TOKENS 16u
+#define PROGRESS_EVERY_MS 2000u
+
+/* A model, one session and its pages.  Owned by: run()'s stack. */
+struct runner {
+    struct ctl *ctl;
+    const struct model_run_options *options;
+    struct eng_model *model;
+    struct eng_session *session;
+    uint8_t **pages;
+    uint32_t page_count;
+    const uint32_t *ids;
+    uint32_t count;
+};
 
 static const char details[] =
     "Runs the tokens of FILE (unsigned 32-bit little endian ids) through the model in DIR and\n"
@@ -69,6 +87,21 @@ static bool parse_choice(const char *flag, const char *text, const char *yes, co
     return true;
 }
 
+static bool parse_isa(const char *text, enum eng_isa *ret_isa)
+{
+    static const char *const names[] = {
+        [ENG_ISA_AUTO] = "auto",     [ENG_ISA_PORTABLE] = "portable", [ENG_ISA_AVX2] = "avx2",
+        [ENG_ISA_AVX512] = "avx512", [ENG_ISA_AMX] = "amx",
+    };
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(names); i++)
+        if (strcmp(text, names[i]) == 0) {
+            *ret_isa = (enum eng_isa)i;
+            return true;
+        }
+    ctl_error("--isa takes auto, portable, avx2, avx512 or amx");
+    return false;
+}
+
 static bool check_options(const struct model_run_options *options)
 {
     if (options->tokens == NULL || options->dump == NULL) {
@@ -111,20 +144,19 @@ static uint32_t *read_tokens(const char *path, uint32_t vocab, uint32_t *ret_cou
             }
             ids = more;
         }
-        ids[count] = kv_load32(bytes);
-        if (ids[count] >= vocab) {
-            ctl_error("%s: token %u is id %u, the vocabulary has %u", path, count, ids[count],
-                      vocab);
-            goto fail;
-        }
-        count++;
+        ids[count++] = kv_load32(bytes);
     }
+    uint32_t good = 0;
+    while (good < count && ids[good] < vocab)
+        good++;
     if (ferror(file)) {
         ctl_error("%s: %s", path, strerror(errno));
     } else if (got != 0) {
         ctl_error("%s: not a multiple of 4 bytes: ids are unsigned 32-bit little endian", path);
     } else if (count == 0) {
         ctl_error("%s: no tokens", path);
+    } else if (good < count) {
+        ctl_error("%s: token %u is id %u, the vocabulary has %u", path, good, ids[good], vocab);
     } else {
         (void)fclose(file);
         *ret_count = count;
@@ -136,3 +168,284 @@ fail:
     free(ids);
     return NULL;
 }
+
+static int fail(const struct kv_error *err)
+{
+    ctl_error("%s", err->text);
+    return CLIENT_EXIT_FAILED;
+}
+
+static int make_pages(struct runner *runner)
+{
+    const size_t bytes = eng_model_layout(runner->model)->page_bytes;
+    const uint32_t count = kv_pages_for(runner->count);
+
+    runner->pages = calloc(count, sizeof(*runner->pages));
+    for (uint32_t i = 0; runner->pages != NULL && i < count; i++) {
+        runner->pages[i] = calloc(1, bytes);
+        if (runner->pages[i] == NULL) break;
+        runner->page_count++;
+    }
+    if (runner->page_count == count) return CLIENT_EXIT_OK;
+    ctl_error("no memory for the rows of %u tokens: %u pages of %zu bytes", runner->count, count,
+              bytes);
+    return CLIENT_EXIT_FAILED;
+}
+
+static int make_session(struct runner *runner)
+{
+    struct kv_error err = {0};
+    eng_session_destroy(runner->session);
+    runner->session = NULL;
+    if (eng_session_create(runner->model, &runner->session, &err) != KV_OK) return fail(&err);
+    eng_session_set_pages(runner->session, runner->pages, runner->page_count);
+    return CLIENT_EXIT_OK;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static void prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
+{
+    const uint32_t given = runner->options->chunk;
+    const uint32_t chunk = given > 0 ? given : eng_model_pass_rows(runner->model);
+    const uint64_t begin = now_ms();
+    uint64_t next = begin + PROGRESS_EVERY_MS;
+
+    eng_prefill_begin(runner->session, runner->ids, from, to);
+    for (uint32_t left = to - from; left > 0; left = eng_prefill_left(runner->session)) {
+        eng_prefill_chunk(runner->session, chunk);
+        const uint64_t now = now_ms();
+        if (now < next) continue;
+        next = now + PROGRESS_EVERY_MS;
+        ctl_say(runner->ctl, "%s: %u of %u tokens, %llu s", what,
+                to - from - eng_prefill_left(runner->session), to - from,
+                (unsigned long long)(now - begin) / 1000);
+    }
+    eng_prefill_end(runner->session);
+}
+
+/* Runs [0, resume_at), then a fresh session stands there: from its image, or with rows alone. */
+static int resume(struct runner *runner)
+{
+    const uint32_t at = runner->options->resume_at;
+    const struct kv_layout *layout = eng_model_layout(runner->model);
+    struct kv_image_header header = {0};
+    struct kv_error err = {0};
+    uint8_t *image = calloc(1, layout->image_bytes);
+
+    if (image == NULL) {
+        ctl_error("no memory for an image of %u bytes", layout->image_bytes);
+        return CLIENT_EXIT_FAILED;
+    }
+    prefill(runner, "before the resume point", 0, at);
+    header.state = eng_session_state(runner->session);
+    eng_session_export(runner->session, image);
+    kv_image_seal(layout, image, &header);
+    kv_status status = kv_image_decode(layout, image, &header, &err);
+    int code = status == KV_OK ? make_session(runner) : fail(&err);
+    if (code == CLIENT_EXIT_OK && runner->options->replay)
+        eng_session_rows_only(runner->session, runner->ids, at);
+    else if (code == CLIENT_EXIT_OK)
+        status = eng_session_import(runner->session, image, &header.state, runner->ids, at);
+    if (code == CLIENT_EXIT_OK && status != KV_OK) {
+        ctl_error("the image taken at %u cannot be resumed there", at);
+        code = CLIENT_EXIT_FAILED;
+    }
+    free(image);
+    return code;
+}
+
+static uint32_t first_computed(const struct runner *runner)
+{
+    const uint32_t window = eng_model_layout(runner->model)->window_tokens;
+    const uint32_t at = runner->options->resumes ? runner->options->resume_at : 0;
+    if (!runner->options->replay) return at;
+    return at > window ? at - window : 0;
+}
+
+static void take_sources(const struct runner *runner, struct run_tensors *tensors)
+{
+    const struct kv_layout *layout = eng_model_layout(runner->model);
+    for (uint32_t s = 0; s < layout->source_count; s++) {
+        const struct kv_source *source = &layout->sources[s];
+        uint8_t *rows = model_dump_data(&tensors->dump, tensors->main_rows[s]);
+        uint8_t *keys = model_dump_data(&tensors->dump, tensors->keys[s]);
+        for (uint32_t entry = 0; entry < runner->count / source->ratio; entry++) {
+            const uint32_t position = entry * source->ratio;
+            const uint8_t *page = runner->pages[position / KV_PAGE_TOKENS];
+            const uint32_t at = position % KV_PAGE_TOKENS / source->ratio;
+            memcpy(rows + (size_t)entry * source->main_bytes,
+                   page + layout->main_offset[s] + (size_t)at * source->main_bytes,
+                   source->main_bytes);
+            memcpy(keys + (size_t)entry * source->index_bytes,
+                   page + layout->index_offset[s] + (size_t)at * source->index_bytes,
+                   source->index_bytes);
+        }
+    }
+}
+
+static void take_draft(const struct runner *runner, struct run_tensors *tensors)
+{
+    const uint32_t max = eng_model_draft_max(runner->model);
+    const struct eng_sampling greedy = {.temperature = 0, .top_p = 1};
+    uint32_t tokens[ENG_DRAFT_BLOCK_MAX];
+    float confidence[ENG_DRAFT_BLOCK_MAX];
+
+    if (max == 0) return;
+    const uint32_t first = eng_session_sample(runner->session, &greedy);
+    *(int32_t *)model_dump_data(&tensors->dump, tensors->draft_token) = (int32_t)first;
+    eng_draft(runner->model,
+              &(struct eng_draft_item){.session = runner->session,
+                                       .first = first,
+                                       .sampling = greedy,
+                                       .max = max,
+                                       .tokens = tokens,
+                                       .confidence = confidence},
+              1);
+}
+
+static kv_status open_dump(const struct runner *runner, struct run_tensors *tensors,
+                           struct kv_error *err)
+{
+    const struct model_run_options *options = runner->options;
+    char chunk[16], resume_at[16] = "";
+
+    (void)snprintf(chunk, sizeof(chunk), "%u",
+                   options->chunk > 0 ? options->chunk : eng_model_pass_rows(runner->model));
+    if (options->resumes) (void)snprintf(resume_at, sizeof(resume_at), "%u", options->resume_at);
+    const char *const meta[][2] = {
+        {"model", eng_model_name(runner->model)},
+        {"isa", eng_model_isa(runner->model)},
+        {"family", eng_model_family(runner->model)},
+        {"prefill", options->prefill_all ? "all" : "ced"},
+        {"chunk", chunk},
+        {"resume_at", resume_at},
+        {"replay", options->replay ? "yes" : "no"},
+        {"quant", options->quant_off ? "off" : "on"},
+    };
+    return model_dump_open(&tensors->dump, options->dump, meta, KV_ARRAY_COUNT(meta), err);
+}
+
+/* The dump's file is there before anything is computed: a full disk shows at once. */
+static int run_and_dump(struct runner *runner)
+{
+    const struct model_run_options *options = runner->options;
+    const uint32_t window = eng_model_layout(runner->model)->window_tokens;
+    const uint32_t first = first_computed(runner), to = runner->count;
+    const bool all = options->prefill_all || to - first <= window;
+    struct run_tensors tensors;
+    struct eng_probe probe;
+    struct kv_error err = {0};
+
+    run_tensors_init(&tensors, eng_model_config(runner->model), eng_model_layout(runner->model),
+                     options->quant_off, first, all ? first : to - window, to);
+    int code = open_dump(runner, &tensors, &err) == KV_OK ? CLIENT_EXIT_OK : fail(&err);
+    if (code == CLIENT_EXIT_OK) code = make_pages(runner);
+    if (code == CLIENT_EXIT_OK) code = make_session(runner);
+    if (code == CLIENT_EXIT_OK && options->resumes) code = resume(runner);
+    if (code == CLIENT_EXIT_OK) {
+        run_tensors_fill_positions(&tensors);
+        memcpy(model_dump_data(&tensors.dump, tensors.tokens), runner->ids, to * sizeof(uint32_t));
+        run_tensors_probe(&tensors, &probe);
+        eng_model_set_probe(runner->model, &probe);
+        prefill(runner, "run", first, to);
+        take_draft(runner, &tensors);
+        eng_model_set_probe(runner->model, NULL);
+        take_sources(runner, &tensors);
+        if (eng_model_lost(runner->model)) {
+            ctl_error("%s: the weights were changed while they were read", options->dir);
+            code = CLIENT_EXIT_FAILED;
+        } else if (model_dump_finish(&tensors.dump, &err) != KV_OK) {
+            code = fail(&err);
+        }
+    }
+    model_dump_fini(&tensors.dump);
+    return code;
+}
+
+static int run_model(struct ctl *ctl, const struct model_run_options *options)
+{
+    const struct eng_options engine = {
+        .backend = ENG_BACKEND_CPU,
+        .model_dir = options->dir,
+        .spare_tokens = SPARE_TOKENS,
+        .isa = options->isa,
+        .threads = options->threads,
+        .pass_rows = KV_MIN(options->chunk, ENG_PASS_ROWS_MAX),
+        .quant_off = options->quant_off,
+        .prefill_all = options->prefill_all,
+    };
+    struct runner runner = {.ctl = ctl, .options = options};
+    struct kv_error err = {0};
+    uint32_t *ids = NULL;
+
+    if (eng_model_open(&engine, &runner.model, &err) != KV_OK)
+        return model_failure(&err, CLIENT_EXIT_FAILED);
+    int code = CLIENT_EXIT_FAILED;
+    ids = read_tokens(options->tokens, eng_model_layout(runner.model)->vocab_tokens, &runner.count);
+    runner.ids = ids;
+    if (ids != NULL && options->resumes &&
+        (options->resume_at == 0 || options->resume_at >= runner.count))
+        ctl_error("--resume-at must be 1 to %u: there are %u tokens", runner.count - 1,
+                  runner.count);
+    else if (ids != NULL)
+        code = run_and_dump(&runner);
+    eng_session_destroy(runner.session);
+    for (uint32_t i = 0; i < runner.page_count; i++)
+        free(runner.pages[i]);
+    free(runner.pages);
+    free(ids);
+    eng_model_close(runner.model);
+    return code;
+}
+
+static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
+{
+    struct model_run_options options = {0};
+    const char *prefill_text = "ced", *quant_text = "on", *isa_text = "auto";
+    uint64_t chunk = 0, threads = 0, resume_at = NOT_GIVEN;
+    int code = 0;
+    const struct arg args[] = {
+        {"--tokens", ARG_TEXT, "FILE", "the ids: unsigned 32-bit little endian", &options.tokens},
+        {"--dump", ARG_TEXT, "OUT", "the safetensors file to write", &options.dump},
+        {"--prefill", ARG_TEXT, "MODE", "ced (default) or all: decoder over every token",
+         &prefill_text},
+        {"--chunk", ARG_COUNT, "N", "tokens of a pass (default 256)", &chunk},
+        {"--resume-at", ARG_COUNT, "N", "go on from an image taken at N", &resume_at},
+        {"--replay", ARG_FLAG, NULL, "go on from rows alone: the last window is rerun",
+         &options.replay},
+        {"--quant", ARG_TEXT, "MODE", "on (default) or off: activations and rows unrounded",
+         &quant_text},
+        {"--isa", ARG_TEXT, "NAME", "auto (default), portable, avx2, avx512 or amx", &isa_text},
+        {"--threads", ARG_COUNT, "N", "0 (default): one per core", &threads},
+    };
+
+    if (ctl_parse(ctl, command, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
+    options.dir = argv[0];
+    options.resumes = resume_at != NOT_GIVEN;
+    options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
+    options.chunk = (uint32_t)KV_MIN(chunk, KV_PROMPT_TOKENS_MAX);
+    options.threads = (uint32_t)KV_MIN(threads, 1024);
+    if (!check_options(&options) ||
+        !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
+        !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
+        !parse_isa(isa_text, &options.isa))
+        return CLIENT_EXIT_USAGE;
+    return run_model(ctl, &options);
+}
+
+const struct command command_model_run = {
+    .name = "model run",
+    .arguments = "DIR",
+    .summary = "run tokens through a model and dump what each layer did",
+    .details = details,
+    .example = "cachectl model run DIR --tokens ids.bin --dump out.safetensors",
+    .arguments_min = 1,
+    .arguments_max = 1,
+    .run = run,
+};

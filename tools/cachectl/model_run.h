@@ -2,13 +2,15 @@
 
 /* What `cachectl model run` was asked for.  Private to model_run*.c. */
 
+#include "engine/engine.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
 /* Owned by: run()'s stack. */
 struct model_run_options {
     const char *dir, *tokens, *dump;
-    const char *isa;         /* NULL: the best. */
+    enum eng_isa isa;
     uint32_t threads, chunk; /* 0: the default. */
     bool prefill_all, quant_off;
     bool resumes, replay;

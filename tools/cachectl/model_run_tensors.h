@@ -8,6 +8,7 @@
  */
 
 #include "engine/model/config.h"
+#include "engine/probe.h"
 #include "kvstore/format/layout.h"
 #include "tools/cachectl/model_run_dump.h"
 
@@ -52,3 +53,6 @@ void run_tensors_fill_positions(struct run_tensors *tensors);
  * tensor, or the position is before its first. */
 void *run_tensors_row(const struct run_tensors *tensors, enum run_kind kind, uint32_t layer,
                       uint32_t position);
+
+/* model_run_probe.c: callbacks that fill the tensors of an open dump. */
+void run_tensors_probe(struct run_tensors *tensors, struct eng_probe *ret_probe);

@@ -1,0 +1,448 @@
+"""Malformed checkpoints: each is refused, with its own sentence.
+
+Goal: no damage to config, header, index, shards, values or compressed ids gets past the loader or
+crashes it, and the sentence names file, tensor or field, what was expected and what was found.
+Method: a table of damages, each done to a fresh copy of a good toy model; `cachectl model verify`
+must leave with code 7 and print what the table says.  Rows of the plain model are given to the
+daemon as well, which must refuse to start with the same words.  Then single flipped bytes of a header.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+
+import daemon as d
+
+CACHECTL = os.path.join(d.BUILD, "tools", "cachectl")
+MKMODEL = os.path.join(d.BUILD, "tools", "mkmodel")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+IDS = "engram_ids.bin"
+CONFIG = "config.json"
+FIRST = "model-00001-of-00003.safetensors"
+SECOND = "model-00002-of-00003.safetensors"
+
+
+# ---- Doing damage: each returns a function of the model's directory. ----
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def write(path, data):
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def split(path):
+    whole = read(path)
+    count = struct.unpack("<Q", whole[:8])[0]
+    return whole[8:8 + count], whole[8 + count:]
+
+
+def join(path, header, data):
+    write(path, struct.pack("<Q", len(header)) + header + data)
+
+
+def replaced(text, old, new, what):
+    assert text.count(old) >= 1, f"{what}: no {old!r}"
+    return text.replace(old, new, 1)
+
+
+def header(old, new, name=SINGLE):
+    """The first `old` of the header's text becomes `new`."""
+    def damage(directory):
+        path = os.path.join(directory, name)
+        text, data = split(path)
+        join(path, replaced(text, old.encode(), new.encode(), name), data)
+    return damage
+
+
+def entries(change, name=SINGLE, data_change=None):
+    """`change` edits the parsed header."""
+    def damage(directory):
+        path = os.path.join(directory, name)
+        text, data = split(path)
+        parsed = json.loads(text)
+        parsed = change(parsed) or parsed
+        join(path, json.dumps(parsed, separators=(",", ":")).encode(),
+             data_change(data) if data_change else data)
+    return damage
+
+
+def config(old, new):
+    def damage(directory):
+        path = os.path.join(directory, CONFIG)
+        write(path, replaced(read(path), old.encode(), new.encode(), CONFIG))
+    return damage
+
+
+def index(change):
+    def damage(directory):
+        path = os.path.join(directory, INDEX)
+        parsed = json.loads(read(path))
+        parsed = change(parsed) or parsed
+        write(path, json.dumps(parsed).encode())
+    return damage
+
+
+def text(name, data):
+    return lambda directory: write(os.path.join(directory, name), data)
+
+
+def whole(change, name=SINGLE):
+    """`change` gets and gives the bytes of a file."""
+    def damage(directory):
+        path = os.path.join(directory, name)
+        write(path, change(read(path)))
+    return damage
+
+
+def value(tensor, at, new, name=SINGLE):
+    """Bytes of one tensor's data."""
+    def damage(directory):
+        path = os.path.join(directory, name)
+        head, data = split(path)
+        begin = json.loads(head)[tensor]["data_offsets"][0] + at
+        join(path, head, data[:begin] + new + data[begin + len(new):])
+    return damage
+
+
+def without(tensor):
+    """The tensor is gone, data and all."""
+    def damage(directory):
+        path = os.path.join(directory, SINGLE)
+        head, data = split(path)
+        parsed = json.loads(head)
+        begin, end = parsed.pop(tensor)["data_offsets"]
+        for entry in parsed.values():
+            if entry["data_offsets"][0] >= end:
+                entry["data_offsets"] = [x - (end - begin) for x in entry["data_offsets"]]
+        join(path, json.dumps(parsed).encode(), data[:begin] + data[end:])
+    return damage
+
+
+def added(tensor, dtype="I8"):
+    """One tensor more, of four bytes."""
+    def damage(directory):
+        path = os.path.join(directory, SINGLE)
+        head, data = split(path)
+        parsed = json.loads(head)
+        parsed[tensor] = {"dtype": dtype, "shape": [4], "data_offsets": [len(data), len(data) + 4]}
+        join(path, json.dumps(parsed).encode(), data + bytes(4))
+    return damage
+
+
+def ids(change):
+    def damage(directory):
+        path = os.path.join(directory, IDS)
+        values = list(struct.unpack("<512i", read(path)))
+        values = change(values) or values
+        write(path, struct.pack(f"<{len(values)}i", *values))
+    return damage
+
+
+def put(values, at, new):
+    values[at] = new
+
+
+def retag(parsed, tensor, **fields):
+    parsed[tensor].update(fields)
+
+
+def removed(name):
+    return lambda directory: os.unlink(os.path.join(directory, name))
+
+
+def moved(parsed, tensor, shard):
+    parsed["weight_map"][tensor] = shard
+
+
+EMBED = '"embed.weight":{"dtype":"BF16","shape":[512,128],"data_offsets":[0,131072]}'
+NAN16, INF32 = b"\xc0\x7f", struct.pack("<f", float("inf"))
+DEEP = b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"
+
+# (what, model, damage, expected in the sentence).  `plain`: without Engram and drafting, which the
+# daemon is given too.
+TABLE = [
+    # The file as a whole.
+    ("empty file", "plain", text(SINGLE, b""), r"0 bytes, expected at least 8: truncated"),
+    ("7 bytes", "plain", text(SINGLE, b"1234567"), r"7 bytes, expected at least 8"),
+    ("header length alone", "plain", whole(lambda b: b[:8]), r"header of \d+ bytes, expected at most 0"),
+    ("truncated header", "plain", whole(lambda b: b[:5000]), r"header of \d+ bytes, expected at most 4992"),
+    ("truncated data", "plain", whole(lambda b: b[:-1]),
+     r"tensor layers\.15\S+: data_offsets \d+ to \d+, expected within \d+ bytes of data"),
+    ("half a file", "plain", whole(lambda b: b[:len(b) // 2]), r"the file is truncated or damaged"),
+    ("one byte more", "plain", whole(lambda b: b + b"x"), r"1 bytes after the last tensor layers\.15"),
+    ("header length 2^64-1", "plain", whole(lambda b: b"\xff" * 8 + b[8:]),
+     r"header of 18446744073709551615 bytes"),
+    ("header length 2^64-8", "tiny", whole(lambda b: b"\xf8" + b"\xff" * 7 + b[8:]),
+     r"header of 18446744073709551608 bytes"),
+    ("header length 0", "plain", whole(lambda b: bytes(8) + b[8:]), r"header at byte 0"),
+    ("header length too short", "tiny", whole(lambda b: struct.pack("<Q", 100) + b[8:]),
+     r"header at byte \d+, tensor head\.weight"),
+    ("header length 32 MiB + 1", "tiny",
+     whole(lambda b: struct.pack("<Q", (32 << 20) + 1) + b[8:] + bytes(40 << 20)),
+     r"header of 33554433 bytes, expected at most 33554432"),
+    ("a directory in its place", "plain",
+     lambda p: (os.unlink(os.path.join(p, SINGLE)), os.mkdir(os.path.join(p, SINGLE))),
+     r"not a regular file"),
+    ("a pipe in its place", "tiny",
+     lambda p: (os.unlink(os.path.join(p, SINGLE)), os.mkfifo(os.path.join(p, SINGLE))),
+     r"not a regular file"),
+    # The header's text.
+    ("header is a list", "plain", text(SINGLE, struct.pack("<Q", 2) + b"[]"),
+     r"header must be a JSON object"),
+    ("header nested too deep", "tiny", text(SINGLE, struct.pack("<Q", len(DEEP)) + DEEP),
+     r"header at byte \d+.*depth"),
+    ("header not UTF-8", "tiny", whole(lambda b: b.replace(b'"head.weight"', b'"head\x80weight"', 1)),
+     r"header at byte \d+, tensor embed\.weight: unable to decode byte 0x80"),
+    ("duplicate key", "plain", header('"head.weight"', '"embed.weight"'),
+     r"tensor embed\.weight: duplicate object key"),
+    ("control character in a name", "tiny", header('"head.weight"', '"head\\u001b[2J"'),
+     r"tensor number \d+: its name must be printable ASCII"),
+    ("zero in a name", "tiny", header('"head.weight"', '"head\\u0000weight"'), r"header at byte \d+"),
+    ("entry without dtype", "plain", header('"dtype":"BF16",', ''),
+     r"tensor embed\.weight: expected dtype, shape and data_offsets"),
+    ("entry with a fourth field", "tiny", header('"dtype":"BF16",', '"dtype":"BF16","x":1,'),
+     r"tensor embed\.weight: expected dtype, shape and data_offsets"),
+    ("entry is a number", "tiny", header(EMBED, '"embed.weight":7'),
+     r"tensor embed\.weight: expected dtype, shape and data_offsets"),
+    ("metadata of numbers", "tiny", header('{"embed', '{"__metadata__":{"a":1},"embed'),
+     r"__metadata__ must be an object of strings"),
+    # Dtypes and shapes.
+    ("unknown dtype", "plain", header('"BF16"', '"BF17"'), r'tensor embed\.weight: unknown dtype "BF17"'),
+    ("dtype is a number", "tiny", header('"BF16"', '16'), r'tensor embed\.weight: unknown dtype "\(none\)"'),
+    ("shape product wraps to 0", "plain", header("[512,128]", "[4294967296,4294967296]"),
+     r"tensor embed\.weight: shape\[1\] is not a positive size that fits"),
+    ("shape product wraps to the size", "tiny", header("[512,128]", "[9223372036854775807,2]"),
+     r"tensor embed\.weight: shape\[1\] is not a positive size that fits"),
+    ("shape of 2^64", "tiny", header("[512,128]", "[18446744073709551616,1]"), r"header at byte \d+.*big"),
+    ("negative extent", "plain", header("[512,128]", "[512,-128]"), r"shape\[1\] is not a positive size"),
+    ("extent 0", "tiny", header("[512,128]", "[512,0]"), r"shape\[1\] is not a positive size"),
+    ("no shape", "tiny", header("[512,128]", "[]"), r"expected a shape of 1 to 4 numbers"),
+    ("five dimensions", "tiny", header("[512,128]", "[512,1,1,1,128]"), r"expected a shape of 1 to 4"),
+    ("three dimensions", "plain", header("[512,128]", "[512,128,1]"),
+     r"expected BF16 \[512,128\], found BF16 \[512,128,1\]"),
+    ("transposed", "plain", header("[512,128]", "[128,512]"),
+     r"tensor embed\.weight: expected BF16 \[512,128\], found BF16 \[128,512\]"),
+    ("shape against offsets", "plain", header("[512,128]", "[512,127]"),
+     r"shape asks for 130048 bytes, data_offsets hold 131072"),
+    ("other dtype of the same size", "tiny", entries(lambda h: retag(h, "layers.0.attn.wq_a.weight", dtype="I8")),
+     r"tensor layers\.0\.attn\.wq_a\.weight: expected F8_E4M3 \[64,128\], found I8 \[64,128\]"),
+    # Offsets.
+    ("offsets out of the file", "plain", header("[0,131072]", "[0,99999999999]"),
+     r"tensor embed\.weight: data_offsets 0 to 99999999999, expected within"),
+    ("negative offset", "tiny", header("[0,131072]", "[-131072,0]"), r"data_offsets -131072 to 0"),
+    ("offsets swapped", "tiny", header("[0,131072]", "[131072,0]"), r"data_offsets 131072 to 0"),
+    ("one offset", "tiny", header("[0,131072]", "[0]"), r"data_offsets must be two integers"),
+    ("offset 2^63", "tiny", header("[0,131072]", "[0,9223372036854775808]"), r"header at byte \d+.*big"),
+    ("offsets with a point", "tiny", header("[0,131072]", "[0.0,131072]"), r"must be two integers"),
+    ("overlap", "plain", header("[131072,262144]", "[0,131072]"), r"tensor head\.weight: an overlap before it"),
+    ("partial overlap", "tiny", header("[131072,262144]", "[131070,262142]"),
+     r"tensor head\.weight: an overlap before it"),
+    ("hole", "plain", header("[0,131072]", "[2,131074]"), r"tensor embed\.weight: a hole before it"),
+    ("hole of one tensor", "tiny", header("," + '"head.weight":{"dtype":"BF16","shape":[512,128],'
+                                          '"data_offsets":[131072,262144]}', ""),
+     r"tensor norm\.weight: a hole before it"),
+    # The list of tensors.
+    ("missing tensor", "plain", without("layers.3.attn.wkv.scale"),
+     r"tensor layers\.3\.attn\.wkv\.scale is missing"),
+    ("missing Engram table", "tiny", without("layers.6.engram.embed.weight"),
+     r"tensor layers\.6\.engram\.embed\.weight is missing"),
+    ("missing draft head", "tiny", without("mtp.2.markov_head.head.weight"),
+     r"tensor mtp\.2\.markov_head\.head\.weight is missing"),
+    ("renamed tensor", "plain", header('"head.weight"', '"heads.weight"'), r"tensor head\.weight is missing"),
+    ("extra tensor", "plain", added("layers.16.attn.sink"), r"tensor layers\.16\.attn\.sink is not part of this"),
+    ("extra expert", "tiny", added("layers.0.ffn.experts.8.w1.weight"),
+     r"tensor layers\.0\.ffn\.experts\.8\.w1\.weight is not part of this model"),
+    ("almost an ignored name", "tiny", added("mtp.0.embeds.weight"), r"tensor mtp\.0\.embeds\.weight is not part"),
+    ("no tensors", "plain", text(SINGLE, struct.pack("<Q", 2) + b"{}"), r"tensor embed\.weight is missing"),
+    ("wgate on a ratio 1 layer", "tiny", added("layers.8.attn.compressor.wgate.weight"),
+     r"layers\.8\.attn\.compressor\.wgate\.weight is not part of this model"),
+    # Values.
+    ("NaN scale", "tiny", value("layers.0.attn.wq_a.scale", 5, b"\xff"),
+     r"tensor layers\.0\.attn\.wq_a\.scale: scale \[1,1\] is NaN"),
+    ("NaN scale of an expert", "tiny", value("layers.15.ffn.experts.7.w2.scale", 3, b"\xff"),
+     r"tensor layers\.15\.ffn\.experts\.7\.w2\.scale: scale \[1,1\] is NaN"),
+    ("NaN scale of an Engram row", "tiny", value("layers.1.engram.embed.scale", 1617, b"\xff"),
+     r"tensor layers\.1\.engram\.embed\.scale: scale \[1617,0\] is NaN"),
+    ("NaN in fp8", "tiny", value("layers.2.attn.wo_b.weight", 64, b"\x7f"),
+     r"tensor layers\.2\.attn\.wo_b\.weight: value \[1,0\] is NaN"),
+    ("negative NaN in fp8", "tiny", value("mtp.0.main_proj.weight", 0, b"\xff"), r"value \[0,0\] is NaN"),
+    ("NaN in bf16", "tiny", value("embed.weight", 512, NAN16), r"tensor embed\.weight: value \[2,0\] is NaN"),
+    ("infinity in fp32", "tiny", value("layers.4.hc_ffn_base", 8, INF32),
+     r"tensor layers\.4\.hc_ffn_base: value \[0,2\] is NaN or infinite"),
+    # Sizes against the config.
+    ("config asks for more layers", "tiny", config('"num_hidden_layers": 16', '"num_hidden_layers": 15'),
+     r"compress_ratios must have 18 entries, found 19"),
+    ("config with another width", "plain", config('"hidden_size": 128', '"hidden_size": 160'),
+     r"tensor embed\.weight: expected BF16 \[512,160\], found BF16 \[512,128\]"),
+    ("config with another head", "tiny", config('"head_dim": 64', '"head_dim": 96'),
+     r"tensor layers\.0\.attn\.wq_b\.weight: expected F8_E4M3 \[384,64\], found F8_E4M3 \[256,64\]"),
+    ("config with fewer experts", "tiny", config('"n_routed_experts": 8', '"n_routed_experts": 7'),
+     r"tensor layers\.0\.ffn\.gate\.weight: expected BF16 \[7,128\], found BF16 \[8,128\]"),
+    ("config with another rank", "tiny", config('"dspark_markov_rank": 32', '"dspark_markov_rank": 64'),
+     r"tensor mtp\.2\.markov_head\.embed\.weight: expected BF16 \[512,64\]"),
+    ("config without drafting", "tiny", lambda p: (
+        config('"num_nextn_predict_layers": 3', '"num_nextn_predict_layers": 0')(p),
+        config("1, 0, 0, 0]", "1]")(p)), r"tensor mtp\.0\S+ is not part of this model"),
+    ("config with other tables", "tiny", config("[1618, 1824]", "[1618, 1825]"),
+     r"engram_num_embeddings\[1\] must be 1824, the sum of its 6 primes, found 1825"),
+    ("config missing", "plain", removed(CONFIG), r"config\.json: No such file"),
+    ("config is no JSON", "plain", text(CONFIG, b"{"), r"config\.json: line 1"),
+    ("config is empty", "plain", text(CONFIG, b""), r"config\.json: line 1"),
+    ("config over 1 MiB", "plain", text(CONFIG, b" " * ((1 << 20) + 1)),
+     r"config\.json: 1048577 bytes, expected at most 1048576"),
+    ("config of another model", "plain", config('"deepseek_v41"', '"llama"'),
+     r'model_type must be "deepseek_v41", found "llama"'),
+    ("config with a duplicate", "plain", config('"vocab_size": 512', '"vocab_size": 512, "vocab_size": 512'),
+     r"config\.json: line \d+: duplicate object key"),
+    ("candidates too few", "tiny", config('"candidate_topk_blocks": 4', '"candidate_topk_blocks": 2'),
+     r"must reach index_topk"),
+    ("taps in the encoder", "tiny", config("[13, 14, 15]", "[3, 14, 15]"), r"layers of the decoder"),
+    # Index and shards.
+    ("missing shard", "shards", removed(SECOND), r"shard " + re.escape(SECOND) + r" is missing"),
+    ("index is no JSON", "shards", text(INDEX, b"weights"), r"index\.json: line 1"),
+    ("index is a list", "shards", text(INDEX, b"[]"), r"index\.json: must be a JSON object"),
+    ("index without weight_map", "shards", index(lambda x: {"metadata": {}}),
+     r"weight_map must be an object"),
+    ("index of nothing", "shards", index(lambda x: {"weight_map": {}}), r"weight_map names no tensor"),
+    ("index leaves the directory", "shards", index(lambda x: moved(x, "embed.weight", "../x.safetensors")),
+     r"tensor embed\.weight: expected the name of a \.safetensors file beside the index"),
+    ("index names another kind of file", "shards", index(lambda x: moved(x, "embed.weight", "x.bin")),
+     r"tensor embed\.weight: expected the name of a \.safetensors file"),
+    ("index names a number", "shards", index(lambda x: moved(x, "embed.weight", 1)),
+     r"tensor embed\.weight: expected the name of a"),
+    ("tensor in another shard", "shards", index(lambda x: moved(x, "embed.weight", SECOND)),
+     re.escape(SECOND) + r": tensor embed\.weight is missing, which the index says is here"),
+    ("tensor not in the index", "shards", index(lambda x: x["weight_map"].pop("embed.weight") and None),
+     re.escape(FIRST) + r": tensor embed\.weight: the index says it is in no shard"),
+    ("tensor only in the index", "shards", index(lambda x: moved(x, "ghost.weight", FIRST)),
+     re.escape(FIRST) + r": tensor ghost\.weight is missing, which the index says is here"),
+    ("total_size", "shards", index(lambda x: x["metadata"].update(total_size=6219391)),
+     r"metadata\.total_size is 6219391, the shards hold 6219390"),
+    ("total_size is a text", "shards", index(lambda x: x["metadata"].update(total_size="6219390")),
+     r"metadata\.total_size must be a positive integer"),
+    ("duplicate in the index", "shards", whole(
+        lambda b: b.replace(b'"head.weight"', b'"embed.weight"', 1), INDEX), r"duplicate object key"),
+    ("two shards alike", "shards", lambda p: shutil.copy(os.path.join(p, FIRST), os.path.join(p, SECOND)),
+     r"is missing, which the index says is here"),
+    ("both forms", "shards", lambda p: shutil.copy(os.path.join(p, FIRST), os.path.join(p, SINGLE)),
+     r"stands beside model\.safetensors; keep one of the two"),
+    ("truncated shard", "shards", whole(lambda b: b[:-1], SECOND), re.escape(SECOND) + r": tensor \S+: data_off"),
+    ("257 shards", "shards", index(lambda x: x["weight_map"].update(
+        {f"t{i}": f"s{i}.safetensors" for i in range(257)})), r"more than 256 shards"),
+    # Compressed ids.
+    ("no ids", "tiny", removed(IDS), r"engram_ids\.bin: is missing; mkengramids makes it"),
+    ("ids too few", "tiny", ids(lambda v: v[:-1]), r"expected 2048 bytes \(4 for each of 512 ids\), found 2044"),
+    ("ids too many", "tiny", ids(lambda v: v + [0]), r"expected 2048 bytes .*, found 2052"),
+    ("ids empty", "tiny", text(IDS, b""), r"expected 2048 bytes .*, found 0"),
+    ("id too large", "tiny", ids(lambda v: put(v, 511, 486)), r"entry 511: expected an id below 486, found 486"),
+    ("negative id", "tiny", ids(lambda v: put(v, 7, -1)), r"entry 7: expected an id below 486, found -1"),
+    ("ids out of order", "tiny", ids(lambda v: put(v, 0, 1)), r"entry 0: expected at most 0"),
+    ("an id left out", "tiny", ids(lambda v: put(v, 511, 0)), r"expected 486 different ids, found 485"),
+    ("ids of another table", "tiny", ids(lambda v: list(range(512))), r"entry 486: expected an id below 486"),
+]
+
+
+def verify(directory):
+    return subprocess.run([CACHECTL, "model", "verify", directory], capture_output=True, text=True,
+                          timeout=60, check=False)
+
+
+def make(directory, *options):
+    done = subprocess.run([MKMODEL, "--seed", "3", *options, directory], capture_output=True,
+                          text=True, check=False)
+    d.equal(done.returncode, 0, f"mkmodel {options}: {done.stderr}")
+    return directory
+
+
+def test_good(models):
+    for name, directory in models.items():
+        got = verify(directory)
+        d.equal(got.returncode, 0, f"verify {name}: {got.stderr}")
+        d.check(re.match(r"OK tiny sha256:[0-9a-f]{64}\n", got.stdout), f"{name}: {got.stdout!r}")
+    # What a text engine has no use for is not in its way.
+    copy = os.path.join(d.scratch(), "vision")
+    shutil.copytree(models["tiny"], copy)
+    for tensor in ("vision.blocks.0.norm1.weight", "aligner.w1.bias", "image_start",
+                   "mtp.1.embed.weight", "mtp.2.head.weight"):
+        added(tensor)(copy)
+    d.equal(verify(copy).returncode, 0, "vision tensors are passed over")
+
+
+def test_table(models):
+    daemons = 0
+    d.check(len(TABLE) >= 60, f"{len(TABLE)} malformed models")
+    for what, base, damage, expected in TABLE:
+        copy = os.path.join(d.scratch(), "model")
+        shutil.copytree(models[base], copy)
+        damage(copy)
+        got = verify(copy)
+        said = got.stderr.strip()
+        code = 3 if what == "config missing" else 7
+        d.equal(got.returncode, code, f"{what}: exit code ({said})")
+        d.check(re.search(expected, said), f"{what}: {said!r}")
+        d.equal(len(said.splitlines()), 1, f"{what}: one sentence")
+        d.equal(got.stdout, "", f"{what}: nothing on stdout")
+        if base == "plain":
+            daemons += 1
+            daemon_refuses(copy, what, expected)
+        shutil.rmtree(os.path.dirname(copy))
+    print(f"{len(TABLE)} malformed models refused, {daemons} of them by the daemon as well")
+
+
+def daemon_refuses(directory, what, expected):
+    server = d.Daemon({"engine.backend": "cpu", "engine.model_dir": directory})
+    code, said = server.refused()
+    d.equal(code, 2, f"{what}: exit code of the daemon")
+    d.check(re.search(expected, said), f"{what}: the daemon says {said!r}")
+
+
+def test_flips(models):
+    """One flipped byte anywhere in a header: refused, and a tensor is named."""
+    rng = random.Random(7)
+    copy = os.path.join(d.scratch(), "model")
+    shutil.copytree(models["tiny"], copy)
+    path = os.path.join(copy, SINGLE)
+    good = read(path)
+    end = 8 + struct.unpack("<Q", good[:8])[0]
+    # The spaces that round the length up belong to no tensor and may be others.
+    end = len(good[:end].rstrip(b" "))
+    places = list(range(8, 8 + 80)) + [rng.randrange(8, end) for _ in range(80)]
+    for at in places:
+        bit = 1 << rng.randrange(8)
+        with open(path, "r+b") as f:
+            f.seek(at)
+            f.write(bytes([good[at] ^ bit]))
+        got = verify(copy)
+        d.equal(got.returncode, 7, f"byte {at} bit {bit}: exit code")
+        d.check(re.search(r"tensor (\S*\w\S*)", got.stderr), f"byte {at} bit {bit}: {got.stderr!r}")
+        with open(path, "r+b") as f:
+            f.seek(at)
+            f.write(good[at:at + 1])
+    d.equal(verify(copy).returncode, 0, "and back")
+    print(f"{len(places)} flipped bytes of a header refused")
+
+
+def main():
+    root = d.scratch()
+    models = {
+        "tiny": make(os.path.join(root, "tiny"), "--config", "tiny"),
+        "plain": make(os.path.join(root, "plain"), "--config", "tiny", "--plain"),
+        "shards": make(os.path.join(root, "shards"), "--config", "tiny", "--shards", "3"),
+    }
+    test_good(models)
+    test_table(models)
+    test_flips(models)
+    d.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""cachectl model run on the toy model: names, shapes, positions, and what must not change a value.
+
+Goal: the dump has the tensors its help lists, with the shapes that follow from config.json; chunk
+size, threads and instruction set change no byte; a run resumed from an image has the values of the
+uninterrupted one; bad input is one sentence and leaves no file.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.environ.get("CACHED_SOURCE_ROOT") or os.path.dirname(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.environ.get("CACHED_BUILD_ROOT") or os.path.join(ROOT, "build")
+CACHECTL = os.environ.get("CACHECTL") or os.path.join(BUILD, "tools", "cachectl")
+MKMODEL = os.environ.get("MKMODEL") or os.path.join(BUILD, "tools", "mkmodel")
+SIZES = {"U8": 1, "BF16": 2, "I32": 4, "F32": 4, "I64": 8}
+checks = 0
+
+
+def check(ok, what):
+    global checks
+    checks += 1
+    if not ok:
+        sys.exit("expected: %s" % (what,))
+
+
+def equal(got, want, what):
+    check(got == want, "%s: got %r, want %r" % (what, got, want))
+
+
+class Dump:
+    """A safetensors file: no gaps, no overlap, nothing behind the last tensor."""
+
+    def __init__(self, path):
+        with open(path, "rb") as file:
+            data = file.read()
+        size = struct.unpack("<Q", data[:8])[0]
+        equal(size % 8, 0, "header is padded")
+        header = json.loads(data[8:8 + size])
+        self.meta = header.pop("__metadata__")
+        self.shape, self.bytes, self.dtype = {}, {}, {}
+        at = 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            begin, end = entry["data_offsets"]
+            equal(begin, at, name + " follows the one before")
+            count = 1
+            for n in entry["shape"]:
+                count *= n
+            equal(end - begin, count * SIZES[entry["dtype"]], "bytes of " + name)
+            at = end
+            self.shape[name], self.dtype[name] = entry["shape"], entry["dtype"]
+            self.bytes[name] = data[8 + size + begin:8 + size + end]
+        equal(8 + size + at, len(data), "end of the file")
+
+    def values(self, name):
+        code = {"I32": "i", "I64": "q", "F32": "f"}[self.dtype[name]]
+        return list(struct.unpack("<%d%s" % (len(self.bytes[name]) // SIZES[self.dtype[name]],
+                                             code), self.bytes[name]))
+
+    def rows(self, name):
+        """Position (or entry) to the bytes of its row."""
+        count = self.shape[name][0]
+        if count == 0:
+            return {}
+        width = len(self.bytes[name]) // count
+        place = name[:-len(".weight")] if name.endswith(".weight") else name
+        keys = self.values(place + ".pos") if place + ".pos" in self.shape else range(count)
+        return {key: self.bytes[name][i * width:(i + 1) * width] for i, key in enumerate(keys)}
+
+
+class Runs:
+    def __init__(self, folder):
+        self.folder = folder
+        self.model = os.path.join(folder, "model")
+        self.ids = os.path.join(folder, "ids")
+        subprocess.run([MKMODEL, "--config", "tiny", "--seed", "1", self.model], check=True,
+                       stdout=subprocess.DEVNULL)
+        with open(os.path.join(self.model, "config.json")) as file:
+            whole = json.load(file)
+        self.config = whole.get("text_config", whole)
+        self.image_id = whole["image_token_id"]
+
+    def write(self, ids):
+        with open(self.ids, "wb") as file:
+            file.write(struct.pack("<%dI" % len(ids), *ids))
+
+    def call(self, *flags, ids=None, out=None):
+        return subprocess.run(
+            [CACHECTL, "model", "run", self.model, "--tokens", ids or self.ids, "--dump",
+             out or os.path.join(self.folder, "out"), *flags],
+            capture_output=True, text=True, timeout=120)
+
+    def dump(self, *flags):
+        got = self.call(*flags)
+        equal(got.returncode, 0, "model run %s: %s" % (" ".join(flags), got.stderr))
+        equal(got.stdout, "", "stdout")
+        path = os.path.join(self.folder, "out")
+        dump = Dump(path)
+        os.unlink(path)
+        check(not os.path.exists(path + ".part"), "no .part file stays")
+        return dump
+
+
+def tokens(count, image_id):
+    """Text with image tokens: one alone, then several in a row."""
+    state, ids = 7, []
+    for i in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        ids.append(image_id if i in (9, 30, 31, 32) else (state >> 40) % 500)
+    return ids
+
+
+def want_tensors(c, total, first, decoder_first, quant):
+    """Name to (dtype, shape), from config.json alone."""
+    want = {"tokens": ("I32", [total])}
+    encoder = c["candidate_source_layer_id"]
+    layers, stages = c["num_hidden_layers"], c["num_nextn_predict_layers"]
+
+    def rows(name, layer, dtype, *width, positions=True):
+        count = total - (first if layer < encoder else decoder_first)
+        want[name] = (dtype, [count, *width])
+        if positions:
+            want[name + ".pos"] = ("I32", [count])
+
+    def packed(codes, scales):
+        return ("U8", codes + scales) if quant else ("BF16", None)
+
+    for layer in range(layers + stages):
+        dtype, width = packed(c["head_dim"], c["head_dim"] // 32)
+        rows("win.%d" % layer, layer, dtype, width or c["head_dim"])
+        if layer >= layers:
+            continue
+        rows("stream.%d" % layer, layer, "BF16", 4, c["hidden_size"])
+        rows("premix.%d" % layer, layer, "F32", 4)
+        rows("experts.%d" % layer, layer, "I32", c["num_experts_per_tok"])
+        rows("experts.%d.weight" % layer, layer, "F32", c["num_experts_per_tok"],
+             positions=False)
+        if layer in c["index_source_layer_ids"]:
+            rows("topk.%d" % layer, layer, "I32", c["index_topk"])
+        if layer in c["engram_layer_ids"]:
+            rows("engram.%d" % layer, layer, "I64",
+                 (c["engram_max_ngram_size"] - 1) * c["engram_n_heads"])
+    for layer in c["kv_source_layer_ids"]:
+        entries = total // c["compress_ratios"][layer]
+        dtype, width = packed(c["head_dim"] // 2, c["head_dim"] // 16)
+        want["rows.%d" % layer] = (dtype, [entries, width or c["head_dim"]])
+        dtype, width = packed(c["index_head_dim"] // 2, c["index_head_dim"] // 32)
+        want["keys.%d" % layer] = (dtype, [entries, width or c["index_head_dim"]])
+    rows("candidates", encoder, "I32", c["candidate_topk_blocks"])
+    rows("logits", encoder, "F32", c["vocab_size"])
+    want["draft"] = ("I32", [c["dspark_block_size"]])
+    want["draft.token"] = ("I32", [1])
+    want["draft.logits"] = ("F32", [c["dspark_block_size"], c["vocab_size"]])
+    want["draft.confidence"] = ("F32", [c["dspark_block_size"]])
+    return want
+
+
+def check_shapes(runs, dump, total, first=0, all_rows=False, quant=True):
+    c = runs.config
+    encoder = c["candidate_source_layer_id"]
+    decoder_first = first if all_rows else max(first, total - c["sliding_window"])
+    want = want_tensors(c, total, first, decoder_first, quant)
+    equal(sorted(dump.shape), sorted(want), "names")
+    for name, (dtype, shape) in want.items():
+        equal((dump.dtype[name], dump.shape[name]), (dtype, shape), name)
+        if name.endswith(".pos"):
+            parts = name.split(".")
+            is_encoder = len(parts) == 3 and int(parts[1]) < encoder
+            equal(dump.values(name), list(range(first if is_encoder else decoder_first, total)),
+                  name)
+
+
+def check_lists(runs, dump):
+    """Ascending, then -1; as many as can be seen."""
+    c = runs.config
+    for layer in c["index_source_layer_ids"]:
+        name, width = "topk.%d" % layer, c["index_topk"]
+        for i, position in enumerate(dump.values(name + ".pos")):
+            row = dump.values(name)[i * width:(i + 1) * width]
+            seen = (position + 1) // c["compress_ratios"][layer]
+            count = min(seen, width)
+            check(row[:count] == sorted(set(row[:count])) and row[count:] == [-1] * (width - count),
+                  "%s at %d: %r" % (name, position, row))
+            check(all(0 <= n < seen for n in row[:count]), "%s at %d: visible" % (name, position))
+    experts = dump.values("experts.0")
+    check(all(0 <= n < c["n_routed_experts"] for n in experts), "experts")
+    greedy = dump.values("logits")[-c["vocab_size"]:]
+    equal(dump.values("draft.token"), [greedy.index(max(greedy))], "draft.token")
+    block, vocab = c["dspark_block_size"], c["vocab_size"]
+    for i, token in enumerate(dump.values("draft")):
+        row = dump.values("draft.logits")[i * vocab:(i + 1) * vocab]
+        equal(token, row.index(max(row)), "draft %d" % i)
+    equal(len(dump.values("draft.confidence")), block, "confidences")
+
+
+def expect_equal(a, b, what):
+    equal(sorted(a.shape), sorted(b.shape), what + ": names")
+    for name in a.shape:
+        check(a.bytes[name] == b.bytes[name], "%s: %s is equal" % (what, name))
+
+
+def expect_part(part, whole, what, but=()):
+    """Every row of `part` is the row of `whole` at its position."""
+    for name in part.shape:
+        if name.endswith(".pos") or name in but:
+            continue
+        rows = whole.rows(name)
+        for position, row in part.rows(name).items():
+            if position in rows:
+                check(row == rows[position], "%s: %s at %d is equal" % (what, name, position))
+
+
+def run_values(runs):
+    ids = tokens(75, runs.image_id)
+    runs.write(ids)
+    whole = runs.dump()
+    check_shapes(runs, whole, 75)
+    check_lists(runs, whole)
+    equal(whole.values("tokens"), ids, "tokens")
+    equal(whole.meta["prefill"], "ced", "meta")
+    equal(whole.meta["model"], "tiny", "meta")
+    for chunk in ("1", "7", "16", "17", "64", "100000"):
+        expect_equal(runs.dump("--chunk", chunk), whole, "chunk " + chunk)
+    expect_equal(runs.dump("--threads", "1"), whole, "one thread")
+    everything = runs.dump("--prefill", "all")
+    check_shapes(runs, everything, 75, all_rows=True)
+    check_lists(runs, everything)
+    for chunk in ("1", "13"):
+        expect_equal(runs.dump("--prefill", "all", "--chunk", chunk), everything, "all " + chunk)
+    encoder = {name for name in whole.shape if whole.shape[name][:1] == [75]}
+    check(any(name.startswith("stream.7") for name in encoder), "encoder tensors")
+    for name in encoder:
+        check(whole.bytes[name] == everything.bytes[name] or name.split(".")[0] == "logits",
+              name + " does not depend on the decoder")
+    for count in (1, 2, 15, 16, 17):
+        runs.write(ids[:count])
+        check_shapes(runs, runs.dump(), count)
+        check_shapes(runs, runs.dump("--quant", "off"), count, quant=False)
+    return ids
+
+
+def run_resumed(runs, ids):
+    runs.write(ids)
+    whole = runs.dump()
+    everything = runs.dump("--prefill", "all")
+    for at in (1, 16, 31, 32, 33, 48):
+        resumed = runs.dump("--resume-at", str(at))
+        check_shapes(runs, resumed, 75, first=at)
+        expect_part(resumed, whole, "resumed at %d" % at)
+        resumed = runs.dump("--resume-at", str(at), "--prefill", "all", "--chunk", "5")
+        check_shapes(runs, resumed, 75, first=at, all_rows=True)
+        expect_part(resumed, everything, "all, resumed at %d" % at)
+    window = runs.config["sliding_window"]
+    for at in (10, 16, 40, 41):
+        first = max(0, at - window)
+        replayed = runs.dump("--resume-at", str(at), "--replay")
+        check_shapes(runs, replayed, 75, first=first)
+        for layer in runs.config["kv_source_layer_ids"]:
+            known = at // runs.config["compress_ratios"][layer]
+            for name in ("rows.%d" % layer, "keys.%d" % layer):
+                old, new = whole.rows(name), replayed.rows(name)
+                check(all(old[n] == new[n] for n in range(known)), name + " is only read")
+        for layer in runs.config["engram_layer_ids"]:
+            name = "engram.%d" % layer
+            check(all(row == whole.rows(name)[p] for p, row in replayed.rows(name).items()),
+                  name + " looks behind the replay's start")
+        if first == 0:
+            expect_part(replayed, whole, "replayed from 0")
+    runs.write(ids[:41])
+    late = runs.dump("--resume-at", "40")  # The decoder goes on with the window of the image.
+    check_shapes(runs, late, 41, first=40)
+
+
+def run_refused(runs, ids):
+    odd = os.path.join(runs.folder, "odd")
+    cases = [
+        (b"abcde", (), 1, "not a multiple of 4 bytes"),
+        (b"", (), 1, "no tokens"),
+        (struct.pack("<3I", 1, 512, 3), (), 1, "token 1 is id 512, the vocabulary has 512"),
+        (bytes(4 * (1048576 + 1)), (), 1, "more than 1048576 tokens"),
+        (bytes(16), ("--resume-at", "0"), 1, "--resume-at must be 1 to 3"),
+        (bytes(16), ("--resume-at", "4"), 1, "--resume-at must be 1 to 3"),
+        (bytes(16), ("--replay",), 2, "--replay needs --resume-at N"),
+        (bytes(16), ("--prefill", "some"), 2, "--prefill takes ced or all"),
+        (bytes(16), ("--quant", "maybe"), 2, "--quant takes on or off"),
+        (bytes(16), ("--isa", "mmx"), 2, "--isa takes"),
+        (bytes(16), ("--chunk", "x"), 2, "--chunk takes N"),
+    ]
+    for data, flags, code, text in cases:
+        with open(odd, "wb") as file:
+            file.write(data)
+        got = runs.call(*flags, ids=odd)
+        equal(got.returncode, code, "%r: %s" % (flags, got.stderr))
+        check(text in got.stderr and got.stderr.count("\n") == 1, "%r in %r" % (text, got.stderr))
+        for name in ("out", "out.part"):
+            check(not os.path.exists(os.path.join(runs.folder, name)), "no " + name)
+    runs.write(ids)
+    got = runs.call(ids=os.path.join(runs.folder, "none"))
+    check(got.returncode == 1 and "No such file" in got.stderr, got.stderr)
+    got = runs.call(out=os.path.join(runs.folder, "none", "out"))
+    check(got.returncode == 1 and "No such file" in got.stderr, got.stderr)
+    full = subprocess.run(
+        ["bash", "-c", "ulimit -f 64; exec \"$@\"", "bash", CACHECTL, "model", "run", runs.model,
+         "--tokens", runs.ids, "--dump", os.path.join(runs.folder, "out")],
+        capture_output=True, text=True, timeout=60, preexec_fn=ignore_size_signal)
+    check(full.returncode == 1 and "no room for" in full.stderr, full.stderr)
+    check(not os.path.exists(os.path.join(runs.folder, "out.part")), "no out.part")
+
+
+def ignore_size_signal():
+    import signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def run_help():
+    got = subprocess.run([CACHECTL, "model", "run", "--help"], capture_output=True, text=True,
+                         timeout=60)
+    equal(got.returncode, 0, "help")
+    for name in ("tokens", "stream.L", "premix.L", "win.L", "rows.S", "keys.S", "topk.L",
+                 "candidates", "experts.L", "experts.L.weight", "engram.L", "logits", "draft",
+                 "draft.token", "draft.logits", "draft.confidence"):
+        check("\n  %s " % name in got.stdout, "help names " + name)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(folder)
+        run_help()
+        ids = run_values(runs)
+        run_resumed(runs, ids)
+        run_refused(runs, ids)
+    print("%d checks" % checks)
+
+
+if __name__ == "__main__":
+    main()
