@@ -15,8 +15,8 @@ struct kv_session_id {
 };
 
 /* First 16 B of SHA-256(digest at t || positions of clipped replays, u32 LE each).  Where a
- * checkpoint of other kernels has that id already: ... || the kernel family at each of these positions
- * and at t, u64 LE each). */
+ * checkpoint of other kernels has that id already: ... || the kernel family at each of these
+ * positions and at t, u64 LE each). */
 struct kv_checkpoint_id {
     uint8_t bytes[16];
 };

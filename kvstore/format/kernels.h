@@ -30,5 +30,6 @@ static inline const char *kv_kernels_name(uint64_t tag, char name[KV_KERNELS_NAM
         name[count] = byte > 32 && byte < 127 && byte != '"' && byte != '\\' ? (char)byte : '?';
     }
     name[count] = '\0';
-    return count == 0 ? strcpy(name, "unknown") : name;
+    if (count == 0) memcpy(name, "unknown", sizeof("unknown"));
+    return name;
 }
