@@ -24,8 +24,8 @@
 
 #include <assert.h>
 
-/* Steps of a piece; its decoded weights are 2 x 6 KiB. */
-#define CHUNK 6u
+/* Steps of a piece; its decoded weights are 2 x 8 KiB. */
+#define CHUNK 8u
 #define CHUNK_F32 2u
 _Static_assert(3 * CHUNK_F32 <= CHUNK, "three parts fit");
 
