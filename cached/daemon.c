@@ -118,10 +118,19 @@ static kv_status make_base(struct daemon *daemon, struct kv_error *err)
 
 /* Test builds: room for four sessions, so that a test can fill it. */
 #define PLANT_SESSIONS "sessions"
+/* Test builds: kernels of another family; checkpoints that say they are of one. */
+#define PLANT_KERNELS "kernels"
+#define PLANT_KERNELS_MADE "kernels_made"
 
 static bool is_plant(const struct daemon *daemon, const char *name)
 {
     return daemon->plant != NULL && strcmp(daemon->plant, name) == 0;
+}
+
+static bool is_worker_plant(const struct daemon *daemon)
+{
+    return !is_plant(daemon, PLANT_SESSIONS) && !is_plant(daemon, PLANT_KERNELS) &&
+           !is_plant(daemon, PLANT_KERNELS_MADE);
 }
 
 static kv_status make_store(struct daemon *daemon, struct kv_error *err)
@@ -136,6 +145,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .threads = (uint32_t)config->engine_threads,
         .pass_rows = config_pass_rows(config),
     };
+    const char *family = NULL;
     kv_status status = eng_model_open(&engine, &daemon->model, err);
     if (status != KV_OK) return status;
     status = kv_mailbox_create(&daemon->mailbox, err);
@@ -144,10 +154,13 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         kv_ring_create(KV_RING_DEPTH, (enum kv_ring_choice)config->io_backend, &daemon->ring, err);
     if (status != KV_OK) return status;
 
+    family = is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
     const struct kv_store_options store = {
         .dir = config->state_dir,
         .layout = eng_model_layout(daemon->model),
         .model = eng_model_fingerprint(daemon->model),
+        .kernels = kv_kernels_tag(family),
+        .kernels_made = kv_kernels_tag(is_plant(daemon, PLANT_KERNELS_MADE) ? "planted" : family),
         .clock = daemon->clock,
         .log = daemon->log,
         .ring = daemon->ring,
@@ -173,7 +186,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .chunk_tokens = (uint32_t)config->engine_chunk_tokens,
         .draft = (enum worker_draft)config->engine_draft,
         .log = daemon->log,
-        .plant = is_plant(daemon, PLANT_SESSIONS) ? NULL : daemon->plant,
+        .plant = is_worker_plant(daemon) ? daemon->plant : NULL,
     };
     const kv_status status = worker_create(&worker, &daemon->worker, err);
     if (status != KV_OK) return status;

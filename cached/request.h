@@ -81,6 +81,7 @@ struct request_checkpoint {
     uint64_t window_expire_ms;
     bool approximate;
     uint32_t approx_from;
+    uint64_t kernels;
     uint64_t bytes;
     uint64_t age_ms;
 };
@@ -202,6 +203,8 @@ struct request_out {
     uint32_t diverged_at;
     bool approximate;
     uint32_t approx_from;
+    bool other_kernels;  /* The state that was resumed is of another family: */
+    const char *kernels; /* its name (arena). */
     bool has_resumed;
     struct kv_checkpoint_id resumed;
     struct request_checkpoint *checkpoints; /* Arena. */

@@ -12,6 +12,7 @@
 #include "admin.pb-c.h"
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/clock.h"
+#include "kvstore/format/kernels.h"
 #include "session.pb-c.h"
 
 #include <assert.h>
@@ -57,6 +58,13 @@ static Cached__Session__V1__StageTimes *times(struct request *req)
     return m;
 }
 
+static char *kernels_text(struct kv_arena *arena, uint64_t kernels)
+{
+    char name[KV_KERNELS_NAME_BYTES];
+    (void)kv_kernels_name(kernels, name);
+    return kv_arena_strdup(arena, name, strlen(name));
+}
+
 static pb_checkpoint *checkpoint(struct kv_arena *arena, const struct request_checkpoint *c)
 {
     pb_checkpoint *m = kv_arena_alloc(arena, sizeof(*m));
@@ -72,6 +80,8 @@ static pb_checkpoint *checkpoint(struct kv_arena *arena, const struct request_ch
     m->window_expire_ms = c->window_expire_ms;
     m->approximate = c->approximate;
     m->approx_from = c->approx_from;
+    m->kernels = kernels_text(arena, c->kernels);
+    if (m->kernels == NULL) return NULL;
     m->bytes = c->bytes;
     m->age_ms = c->age_ms;
     return m;
@@ -130,6 +140,8 @@ static const ProtobufCMessage *encode_lookup(struct request *req)
     m->stored_tokens = out->stored_tokens;
     m->diverged = out->diverged;
     m->diverged_at = out->diverged_at;
+    m->other_kernels = out->other_kernels;
+    m->kernels = text(out->kernels);
     if (out->has_resumed) m->checkpoint_id = bytes16(out->resumed.bytes);
     return &m->base;
 }
@@ -159,6 +171,8 @@ static const ProtobufCMessage *encode_prefill(struct request *req)
     m->stored_tokens = out->stored_tokens;
     m->weakened = out->weakened;
     m->save_reason = reason_text(out->save_reason);
+    m->other_kernels = out->other_kernels;
+    m->kernels = text(out->kernels);
     return m->checkpoints == NULL || m->times == NULL ? NULL : &m->base;
 }
 
@@ -180,6 +194,8 @@ static const ProtobufCMessage *encode_decode(struct request *req)
     end->epoch = out->epoch;
     end->reason = reason_text(out->reason);
     end->save_reason = reason_text(out->save_reason);
+    end->other_kernels = out->other_kernels;
+    end->kernels = text(out->kernels);
     m->end = end;
     return end->checkpoints == NULL || end->times == NULL ? NULL : &m->base;
 }

@@ -19,26 +19,65 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* From content: the digest at t and the positions of all clipped replays below it. */
-static bool checkpoint_id(const struct live *live, uint32_t tokens, const struct kv_digest *digest,
+/* From content: the digest at t and the positions of all clipped replays below it.  named: also the
+ * kernels that computed the states there and here. */
+static bool checkpoint_id(const struct shard *shard, const struct live *live, uint32_t tokens,
+                          const struct kv_digest *digest, bool named,
                           struct kv_checkpoint_id *ret_id)
 {
     const uint32_t count = live_replays(live, 0, tokens, NULL, 0);
+    const size_t room = 32 + (4 + 8) * (size_t)count + 8;
     uint32_t *replays = malloc(sizeof(*replays) * KV_MAX(count, 1u));
-    uint8_t *bytes = malloc(32 + 4 * (size_t)count);
+    uint8_t *bytes = malloc(room);
     struct kv_digest hash;
     const bool ok = replays != NULL && bytes != NULL;
     if (ok) {
+        uint8_t *at = bytes + 32;
         (void)live_replays(live, 0, tokens, replays, count);
         memcpy(bytes, digest->bytes, 32);
-        for (uint32_t i = 0; i < count; i++)
-            kv_store32(bytes + 32 + 4 * i, replays[i]);
-        kv_sha256(bytes, 32 + 4 * (size_t)count, &hash);
+        for (uint32_t i = 0; i < count; i++, at += 4)
+            kv_store32(at, replays[i]);
+        for (uint32_t i = 0; named && i <= count; i++, at += 8)
+            kv_store64(at, live_kernels_at(shard, live, i < count ? replays[i] : tokens));
+        kv_sha256(bytes, (size_t)(at - bytes), &hash);
         memcpy(ret_id->bytes, hash.bytes, sizeof(ret_id->bytes));
     }
     free(replays);
     free(bytes);
     return ok;
+}
+
+/* Equal tokens and marks are equal bits only of the same kernels, here and where replays began. */
+static bool same_kernels(const struct shard *shard, const struct live *live,
+                         const struct kv_node *node)
+{
+    if (node->kernels != live_kernels_at(shard, live, node->tokens)) return false;
+    for (const struct kv_node *up = node; up != NULL; up = up->parent) {
+        for (uint32_t i = 0; i < up->replay_count; i++) {
+            const uint32_t h = up->replays[i];
+            if (kv_index_kernels_at(node, h) != live_kernels_at(shard, live, h)) return false;
+        }
+    }
+    return true;
+}
+
+/* Digest and id of a position, and the node that stands there (NULL: none).  Where one of other
+ * kernels has the id, the kernels become part of it. */
+static bool name_point(const struct shard *shard, const struct live *live, uint32_t tokens,
+                       struct kv_digest *ret_digest, struct kv_checkpoint_id *ret_id,
+                       struct kv_node **ret_node)
+{
+    const uint32_t k = tokens / KV_PAGE_TOKENS;
+    struct kv_checkpoint_id named;
+    *ret_digest = kv_digest_at(&live->chain[k], tokens, live->ids + (size_t)k * KV_PAGE_TOKENS);
+    if (!checkpoint_id(shard, live, tokens, ret_digest, false, ret_id)) return false;
+    if (!checkpoint_id(shard, live, tokens, ret_digest, true, &named)) return false;
+    struct kv_node *taken = kv_index_node_find(live->session, ret_id);
+    *ret_node = taken;
+    if (taken != NULL && same_kernels(shard, live, taken)) return true;
+    *ret_node = kv_index_node_find(live->session, &named);
+    if (taken != NULL || *ret_node != NULL) *ret_id = named;
+    return true;
 }
 
 /* What a commit knows of the pages it touches, by position in the live table. */
@@ -104,6 +143,7 @@ static struct kv_node *make_node(struct shard *shard, struct live *live, struct 
     node->id = *id;
     node->digest = *digest;
     node->kind = point->kind;
+    node->kernels = live_kernels_at(shard, live, point->tokens);
     node->created_ms = kv_store_now_ms(store);
     uint32_t replays[KV_REPLAYS_MAX];
     const uint32_t replay_count = live_replays(live, parent == NULL ? 0 : parent->tokens,
@@ -127,6 +167,7 @@ static void attach_image(struct shard *shard, struct commit_point *point, struct
         .user = node->session->user->id,
         .model = store->options.model,
         .digest = node->digest,
+        .kernels = node->kernels,
     };
     kv_image_seal(shard->layout, kv_pool_bytes(store->pool, point->pool_slot), &header);
     kv_pool_commit(store->pool, point->pool_slot, generation, &node->image, kv_store_now_ns(store));
@@ -165,13 +206,16 @@ static bool cut_branch(struct shard *shard, struct live *live, struct commit *co
 {
     const uint32_t at = live->branch_at;
     struct kv_node *branch = live->branch;
-    live->branch = NULL;
-    if (branch == NULL || !kv_store_make_room(shard->store, 1, 0)) return true;
-    const struct kv_digest digest = kv_digest_at(&live->chain[at / KV_PAGE_TOKENS], at,
-                                                 live->ids + at / KV_PAGE_TOKENS * KV_PAGE_TOKENS);
+    if (branch == NULL || !kv_store_make_room(shard->store, 1, 0)) {
+        live->branch = NULL;
+        return true;
+    }
+    struct kv_digest digest;
     struct kv_checkpoint_id id;
-    if (!checkpoint_id(live, at, &digest, &id)) return false;
-    struct kv_node *node = kv_index_node_find(live->session, &id);
+    struct kv_node *node;
+    const bool named = name_point(shard, live, at, &digest, &id, &node);
+    live->branch = NULL;
+    if (!named) return false;
     if (node == NULL) {
         node = kv_index_node_split(shard->store->index, branch, at);
         if (node == NULL) return true;
@@ -185,23 +229,54 @@ static bool cut_branch(struct shard *shard, struct live *live, struct commit *co
     return true;
 }
 
+static struct kv_node *parent_of(const struct live *live, uint32_t tokens)
+{
+    struct kv_node *parent = live->node;
+    while (parent != NULL && parent->tokens >= tokens)
+        parent = parent->parent;
+    return parent;
+}
+
+/* An edge is of one family: where the history changes kernels there is a node.  It is missing when
+ * it was dropped meanwhile, or found no room. */
+static bool place_change(struct shard *shard, struct live *live, struct commit *commit,
+                         struct touched *touched, uint32_t tokens)
+{
+    const struct commit_point change = {
+        .tokens = live->other_until, .kind = KIND_BRANCH, .pool_slot = KV_POOL_SLOT_NONE};
+    struct kv_digest digest;
+    struct kv_checkpoint_id id;
+    struct kv_node *parent = parent_of(live, tokens);
+    if (tokens <= change.tokens) return true;
+    if (parent != NULL && parent->tokens >= change.tokens) return true;
+    if (change.tokens == 0) return true;
+    struct kv_node *node;
+    if (!name_point(shard, live, change.tokens, &digest, &id, &node)) return false;
+    if (node != NULL) { /* On another path, which has what this history lost. */
+        live_advance(live, node);
+        return true;
+    }
+    node = make_node(shard, live, touched, &change, parent, &id, &digest);
+    if (node == NULL) return false;
+    commit->nodes[commit->node_count++] = node;
+    live_advance(live, node);
+    return true;
+}
+
 /* One point: the node that stands there already, or a new one. */
 static bool place_point(struct shard *shard, struct live *live, struct commit *commit,
                         struct touched *touched, struct commit_point *point)
 {
-    const uint32_t k = point->tokens / KV_PAGE_TOKENS;
-    const struct kv_digest digest =
-        kv_digest_at(&live->chain[k], point->tokens, live->ids + (size_t)k * KV_PAGE_TOKENS);
+    struct kv_digest digest;
     struct kv_checkpoint_id id;
-    if (!checkpoint_id(live, point->tokens, &digest, &id)) return false;
+    struct kv_node *node;
+    if (!name_point(shard, live, point->tokens, &digest, &id, &node)) return false;
 
-    struct kv_node *node = kv_index_node_find(live->session, &id);
     point->existed = node != NULL;
     if (node == NULL) {
         if (point->tokens > live->branch_at && !cut_branch(shard, live, commit)) return false;
-        struct kv_node *parent = live->node;
-        while (parent != NULL && parent->tokens >= point->tokens)
-            parent = parent->parent;
+        if (!place_change(shard, live, commit, touched, point->tokens)) return false;
+        struct kv_node *parent = parent_of(live, point->tokens);
         node = make_node(shard, live, touched, point, parent, &id, &digest);
         if (node == NULL) return false;
         commit->nodes[commit->node_count++] = node;

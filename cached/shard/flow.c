@@ -61,6 +61,8 @@ void flow_fail_job(struct flow *flow)
 {
     if (flow->job.status == KV_CORRUPT)
         flow_fail(flow, KV_REASON_INTERNAL, "engine", NULL, "a verified window was refused");
+    else if (flow->job.status == KV_IO)
+        flow_fail(flow, KV_REASON_INTERNAL, "engine", NULL, "a file of the model is damaged");
     else if (!flow_cancelled(flow))
         flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
 }
@@ -207,6 +209,7 @@ void flow_fill_checkpoint(struct flow *flow, const struct kv_node *node,
         .window_expire_ms = kv_pool_ttl_ms(store->pool, &image, kv_store_now_ns(store)),
         .approximate = node->replay_total > 0,
         .approx_from = node->replay_total > 0 ? node->approx_from : 0,
+        .kernels = node->kernels,
         .bytes = (uint64_t)node->page_count * store->layout.page_bytes,
         .age_ms = now_ms > node->created_ms ? now_ms - node->created_ms : 0,
     };

@@ -28,7 +28,7 @@ static bool take_image(struct flow *flow, struct kv_node *node)
         memcmp(header.user.bytes, node->session->user->id.bytes, sizeof(header.user.bytes)) == 0 &&
         memcmp(header.model.bytes, store->options.model.bytes, 32) == 0 &&
         memcmp(header.digest.bytes, node->digest.bytes, 32) == 0 &&
-        header.state.tokens == node->tokens;
+        header.state.tokens == node->tokens && header.kernels == node->kernels;
     if (!good) {
         kv_log(store->options.log, KV_LOG_ERROR, "image_damaged", "position=%u cause=\"%s\"",
                node->tokens, err.text[0] != '\0' ? err.text : "identity differs");
@@ -99,9 +99,15 @@ static bool replays_exhausted(struct flow *flow, const struct offer *offer)
     return edge_replays(flow, from_live, offer->rows_node, offer->rows & ~1u) >= KV_REPLAYS_MAX;
 }
 
+static bool is_of_others(const struct flow *flow)
+{
+    return flow->kernels != flow->shard->store->options.kernels;
+}
+
 static enum kv_reason plan_reason(const struct flow *flow, const struct offer *offer)
 {
     if (flow->req->out.reason == KV_REASON_CORRUPT) return KV_REASON_CORRUPT;
+    if (is_of_others(flow)) return KV_REASON_OTHER_KERNELS;
     if (flow->plan.kind == KV_PLAN_EXACT) return KV_REASON_NONE;
     if (flow->plan.kind == KV_PLAN_REPLAY) {
         const bool diverged = offer->diverged < flow->count;
@@ -116,6 +122,20 @@ static enum kv_reason plan_reason(const struct flow *flow, const struct offer *o
     if (flow->match.foreign_seen) return KV_REASON_MODEL_CHANGED;
     if (flow->session->last_loss != KV_REASON_NONE) return flow->session->last_loss;
     return KV_REASON_NEVER_STORED;
+}
+
+/* Says whose bits the state has; what claims to be EXACT has ours. */
+static void plan_kernels(struct flow *flow)
+{
+    struct request_out *out = &flow->req->out;
+    char name[KV_KERNELS_NAME_BYTES];
+    out->other_kernels = is_of_others(flow);
+    out->kernels = NULL;
+    if (!out->other_kernels) return;
+    (void)kv_kernels_name(flow->kernels, name);
+    out->kernels = kv_arena_strdup(flow->req->arena, name, strlen(name));
+    out->outcome = OUTCOME_REPLAY;
+    out->reason = KV_REASON_OTHER_KERNELS;
 }
 
 static void plan_outcome(struct flow *flow, const struct offer *offer)
@@ -134,6 +154,82 @@ static void plan_outcome(struct flow *flow, const struct offer *offer)
     out->computed_tokens = flow->count - flow->plan.restore_tokens;
     out->diverged = offer->diverged < flow->count && flow->match.any_seen;
     out->diverged_at = out->diverged ? offer->diverged : 0;
+    plan_kernels(flow);
+}
+
+/* As far without a mark is better; else the live session, which has everything in memory. */
+static bool takes_live(struct flow *flow, const struct offer *offer, bool exact)
+{
+    const uint32_t by_live = exact ? offer->image_live : flow->live_match;
+    const uint32_t by_tree = exact ? offer->image_tree : offer->rows_tree;
+    const struct kv_node *node = exact ? offer->image_node : offer->rows_node;
+    if (by_live != by_tree || node == NULL) return by_live >= by_tree;
+    const bool live_marked = live_replays(flow->session->live, 0, by_live, NULL, 0) > 0;
+    return !live_marked || node->approx_from < by_tree;
+}
+
+/* Deepest position <= h of the path that other kernels computed; 0: none. */
+static uint32_t path_other_until(const struct kv_node *node, uint32_t h, uint64_t ours)
+{
+    while (node != NULL && h > 0) {
+        while (node->parent != NULL && node->parent->tokens >= h)
+            node = node->parent;
+        if (node->kernels != ours) return h;
+        h = node->parent == NULL ? 0 : node->parent->tokens;
+        node = node->parent;
+    }
+    return 0;
+}
+
+static bool mark_fits(struct flow *flow)
+{
+    const bool marks = is_of_others(flow) && flow->plan.kind == KV_PLAN_EXACT;
+    return !marks || flow->replays[flow->replay_count - 1] == flow->plan.restore_tokens;
+}
+
+/* State of other kernels is used, but what follows is approximate from there, as after a replay. */
+static void note_kernels(struct flow *flow)
+{
+    const struct shard *shard = flow->shard;
+    const struct live *live = flow->session->live;
+    const uint64_t ours = shard->store->options.kernels;
+    const uint32_t h = flow->plan.restore_tokens;
+    flow->kernels = ours;
+    flow->other_until = 0;
+    if (flow->source == SOURCE_LIVE) {
+        flow->kernels = live_kernels_at(shard, live, h);
+        flow->other_until = KV_MIN(live->other_until, h);
+    } else if (flow->source == SOURCE_NODE) {
+        flow->kernels = kv_index_kernels_at(flow->node, h);
+        flow->other_until = path_other_until(flow->node, h, ours);
+    }
+    if (flow->kernels == ours || flow->plan.kind != KV_PLAN_EXACT) return;
+    if (flow->replay_count < KV_REPLAYS_MAX) flow->replays[flow->replay_count++] = h;
+}
+
+/* EXACT takes the window with its path, REPLAY the path with the most rows. */
+static bool choose_source(struct flow *flow, const struct offer *offer)
+{
+    const uint32_t h = flow->plan.restore_tokens;
+    const bool exact = flow->plan.kind == KV_PLAN_EXACT;
+    flow->source = SOURCE_NONE;
+    flow->node = NULL;
+    flow->replay_count = 0;
+    flow->kernels = flow->shard->store->options.kernels;
+    flow->other_until = 0;
+    if (flow->plan.kind == KV_PLAN_MISS) return true;
+    if (takes_live(flow, offer, exact)) {
+        flow->source = SOURCE_LIVE;
+        (void)edge_replays(flow, true, NULL, h);
+    } else {
+        flow->source = SOURCE_NODE;
+        flow->node = exact ? offer->image_node : offer->rows_node;
+        if (exact && !flow->plan_only && !take_image(flow, flow->node)) return false;
+        (void)edge_replays(flow, false, flow->node, h);
+    }
+    if (!exact) flow->replays[flow->replay_count++] = h;
+    note_kernels(flow);
+    return true;
 }
 
 /* Decode from a stored head: an image with its pending token is taken at its own position. */
@@ -152,39 +248,7 @@ static bool plan_pending(struct flow *flow)
     flow->source = SOURCE_NODE;
     flow->node = head;
     flow->replay_count = 0;
-    return true;
-}
-
-/* As far without a mark is better; else the live session, which has everything in memory. */
-static bool takes_live(struct flow *flow, const struct offer *offer, bool exact)
-{
-    const uint32_t by_live = exact ? offer->image_live : flow->live_match;
-    const uint32_t by_tree = exact ? offer->image_tree : offer->rows_tree;
-    const struct kv_node *node = exact ? offer->image_node : offer->rows_node;
-    if (by_live != by_tree || node == NULL) return by_live >= by_tree;
-    const bool live_marked = live_replays(flow->session->live, 0, by_live, NULL, 0) > 0;
-    return !live_marked || node->approx_from < by_tree;
-}
-
-/* EXACT takes the window with its path, REPLAY the path with the most rows. */
-static bool choose_source(struct flow *flow, const struct offer *offer)
-{
-    const uint32_t h = flow->plan.restore_tokens;
-    const bool exact = flow->plan.kind == KV_PLAN_EXACT;
-    flow->source = SOURCE_NONE;
-    flow->node = NULL;
-    flow->replay_count = 0;
-    if (flow->plan.kind == KV_PLAN_MISS) return true;
-    if (takes_live(flow, offer, exact)) {
-        flow->source = SOURCE_LIVE;
-        (void)edge_replays(flow, true, NULL, h);
-    } else {
-        flow->source = SOURCE_NODE;
-        flow->node = exact ? offer->image_node : offer->rows_node;
-        if (exact && !flow->plan_only && !take_image(flow, flow->node)) return false;
-        (void)edge_replays(flow, false, flow->node, h);
-    }
-    if (!exact) flow->replays[flow->replay_count++] = h;
+    note_kernels(flow);
     return true;
 }
 
@@ -194,19 +258,28 @@ void resume_plan(struct flow *flow)
     if (plan_pending(flow)) {
         flow->req->out.outcome = OUTCOME_EXACT;
         flow->req->out.hit_tokens = flow->count;
+        plan_kernels(flow);
         resume_read(flow);
         return;
     }
     struct offer offer;
+    bool nothing = flow->req->out.weakened > RESUME_WEAKEN_MAX;
     do {
         offer = weigh(flow);
         const struct kv_found found = {
-            .rows_tokens = flow->req->out.weakened > RESUME_WEAKEN_MAX ? 0 : offer.rows,
-            .image_tokens = flow->req->out.weakened > RESUME_WEAKEN_MAX ? 0 : offer.image,
+            .rows_tokens = nothing ? 0 : offer.rows,
+            .image_tokens = nothing ? 0 : offer.image,
             .replays_exhausted = replays_exhausted(flow, &offer),
         };
         flow->plan = kv_plan_resume(window, found, flow->count);
-    } while (!choose_source(flow, &offer)); /* A damaged window is gone the next time round. */
+        /* A damaged window is gone the next time round.  A mark that finds no room any more is no
+         * mark: then everything is computed. */
+        const bool chosen = choose_source(flow, &offer);
+        if (chosen && !nothing && !mark_fits(flow))
+            nothing = true;
+        else if (chosen)
+            break;
+    } while (true);
     plan_outcome(flow, &offer);
     if (flow->source == SOURCE_NODE && flow->plan.kind == KV_PLAN_EXACT) {
         flow->req->out.has_resumed = true;

@@ -165,6 +165,7 @@ static void stage_prepare(struct flow *flow)
     memcpy(live->ids + from, flow->ids + from, sizeof(uint32_t) * (flow->count - from));
     memcpy(live->replays, flow->replays, sizeof(live->replays));
     live->replay_count = flow->replay_count;
+    live->other_until = flow->other_until;
 
     struct worker_job *job = &flow->job;
     job->slot = live->slot;

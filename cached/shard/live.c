@@ -37,6 +37,7 @@ void live_clear(struct shard *shard, struct live *live)
     live->branch = NULL;
     live->branch_at = 0;
     live->replay_count = 0;
+    live->other_until = 0;
     live->has_logits = false;
     memset(&live->state, 0, sizeof(live->state));
     /* The log is the user's text: it does not outlive its use. */
@@ -259,6 +260,16 @@ kv_status live_chain(struct live *live, uint32_t tokens)
         live->chain_count++;
     }
     return KV_OK;
+}
+
+uint64_t live_kernels_at(const struct shard *shard, const struct live *live, uint32_t tokens)
+{
+    if (tokens > live->other_until) return shard->store->options.kernels_made;
+    if (live->node != NULL && tokens <= live->node->tokens)
+        return kv_index_kernels_at(live->node, tokens);
+    if (live->branch != NULL && tokens <= live->branch_at)
+        return kv_index_kernels_at(live->branch, tokens);
+    return KV_KERNELS_UNKNOWN; /* Its checkpoint is gone. */
 }
 
 void live_fall_back(struct live *live, struct kv_node *node)

@@ -228,6 +228,8 @@ static void tick_health(struct shard *shard)
     if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
+    if (worker_model_lost(shard->options.worker))
+        health = "a file of the model has become shorter while in use";
     atomic_store(&shard->health, health);
 }
 

@@ -30,7 +30,8 @@ struct live {
     uint32_t branch_at;
     uint32_t replays[KV_REPLAYS_MAX]; /* H of clipped replays since `node`, ascending. */
     uint32_t replay_count;
-    uint32_t *ids; /* Token log [0, state.tokens), then the pending token if any. */
+    uint32_t other_until; /* Positions up to this one may be of other kernels than ours; 0: none. */
+    uint32_t *ids;        /* Token log [0, state.tokens), then the pending token if any. */
     uint32_t ids_capacity;
     struct kv_digest *chain; /* D_0 .. D_floor(tokens/128), as far as chain_count. */
     uint32_t chain_count, chain_capacity;
@@ -71,6 +72,8 @@ kv_status live_reserve_ids(struct live *live, uint32_t tokens) KV_MUST_CHECK;
  * are, at most max are written. */
 uint32_t live_replays(const struct live *live, uint32_t from, uint32_t below, uint32_t *out,
                       uint32_t max);
+/* Family that computed position `tokens` of its history; KV_KERNELS_UNKNOWN where nothing says. */
+uint64_t live_kernels_at(const struct shard *shard, const struct live *live, uint32_t tokens);
 /* Chain values up to floor(tokens / 128), from the log. */
 kv_status live_chain(struct live *live, uint32_t tokens) KV_MUST_CHECK;
 /* Frees idle live sessions (not `keep`) until `slots` HBM slots can be had. */
@@ -94,7 +97,7 @@ struct commit {
     struct shard *shard;
     struct kv_session *session;
     struct live *live; /* Until done: the table the pages came from; NULL once it was released. */
-    struct kv_node *nodes[KV_STOPS_MAX + 1]; /* Made by this commit, ascending. */
+    struct kv_node *nodes[KV_STOPS_MAX + 2]; /* Made by this commit, ascending. */
     uint32_t node_count;
     struct kv_node *found[KV_STOPS_MAX + 1]; /* Stood there already, and have no record yet. */
     uint32_t found_count;
@@ -144,6 +147,8 @@ struct flow {
     struct kv_image_state image_state;
     uint32_t replays[KV_REPLAYS_MAX]; /* Of the chosen history since its deepest node <= H. */
     uint32_t replay_count;
+    uint64_t kernels;     /* That computed the state at H. */
+    uint32_t other_until; /* Deepest position <= H that is of other kernels than ours; 0: none. */
 
     struct kv_read read;
     uint32_t *read_pages, *read_slots;

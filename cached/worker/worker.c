@@ -144,7 +144,9 @@ static kv_status allocate(struct worker *worker, struct kv_error *err)
     worker->slots = calloc(worker->slot_count, sizeof(*worker->slots));
     worker->users = calloc(worker->slot_count, sizeof(*worker->users));
     worker->pieces = calloc(worker->slot_count, sizeof(*worker->pieces));
-    if (worker->slots == NULL || worker->users == NULL || worker->pieces == NULL)
+    worker->items = calloc(worker->slot_count, sizeof(*worker->items));
+    if (worker->slots == NULL || worker->users == NULL || worker->pieces == NULL ||
+        worker->items == NULL)
         return KV_FAIL(err, KV_NOMEM, "worker: tables of %u slots", worker->slot_count);
     if (worker->plant != PLANT_NONE) {
         worker->plant_image = malloc(eng_model_layout(worker->model)->image_bytes);
@@ -199,6 +201,7 @@ void worker_destroy(struct worker *worker)
     free(worker->slots);
     free(worker->users);
     free(worker->pieces);
+    free(worker->items);
     free(worker->plant_image);
     free(worker);
 }
@@ -228,6 +231,11 @@ struct worker_stats worker_stats(struct worker *worker)
         .drafts_proposed = read_counter(&counters->drafts_proposed),
         .drafts_accepted = read_counter(&counters->drafts_accepted),
     };
+}
+
+bool worker_model_lost(struct worker *worker)
+{
+    return atomic_load(&worker->model_lost);
 }
 
 uint32_t worker_slots(const struct worker *worker)

@@ -109,7 +109,7 @@ struct worker_job {
      * waits.  start_tokens is not looked at.  KV_CANCELLED: the slot was lost meanwhile. */
 
     /* Results. */
-    kv_status status; /* KV_OK, or KV_CANCELLED; KV_CORRUPT: import refused. */
+    kv_status status; /* KV_OK, or KV_CANCELLED; KV_CORRUPT: import refused; KV_IO: model lost. */
     bool kept;        /* The slot stands at `state`; false: the shard must forget the slot. */
     bool stopped;     /* Decode ended on a stop token. */
     bool has_logits;
@@ -137,4 +137,6 @@ struct worker_stats {
     uint64_t drafts_proposed, drafts_accepted;
 };
 struct worker_stats worker_stats(struct worker *worker); /* Any thread: atomics. */
+/* Any thread: a file of the model is gone; every job ends with KV_IO. */
+bool worker_model_lost(struct worker *worker);
 uint32_t worker_slots(const struct worker *worker);

@@ -50,9 +50,11 @@ struct worker {
     struct job_list waiting; /* Their slot is busy. */
     uint32_t running;        /* Jobs that have a slot; all of them are in the batch. */
     struct batch batch;
-    struct batch_user *users; /* One per slot. */
-    struct eng_piece *pieces; /* One per slot. */
+    struct batch_user *users;     /* One per slot. */
+    struct eng_piece *pieces;     /* One per slot. */
+    struct eng_draft_item *items; /* One per slot. */
     struct draft_costs costs;
+    atomic_bool model_lost; /* Read by any thread. */
     struct worker_counters counters;
 };
 
@@ -73,6 +75,8 @@ static inline void worker_count_max(_Atomic uint64_t *counter, uint64_t value)
 void job_begin(struct worker *worker, struct worker_job *job);
 /* Back to the last finished stop, or with the last sent token pending. */
 void job_cancel(struct worker *worker, struct worker_job *job);
+/* Ends with KV_IO: what it computed cannot be believed. */
+void job_lose(struct worker *worker, struct worker_job *job);
 bool job_is_cancelled(const struct worker *worker, const struct worker_job *job);
 /* Writes an image of where the session of its slot stands. */
 void job_export(struct worker *worker, struct worker_job *job);

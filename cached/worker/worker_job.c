@@ -245,6 +245,11 @@ void job_cancel(struct worker *worker, struct worker_job *job)
     }
 }
 
+void job_lose(struct worker *worker, struct worker_job *job)
+{
+    finish_lost(worker, job, KV_IO);
+}
+
 /* ---- The start of a job. ---- */
 
 static kv_status move_to_start(struct worker *worker, const struct worker_job *job)

@@ -26,23 +26,38 @@ uint32_t worker_drafts_wanted(struct worker *worker, struct worker_job *job, uin
     return draft_policy_next(&worker->slots[job->slot].policy, &worker->costs, sessions, most);
 }
 
-static void step_begin(struct worker *worker, struct slot *slot, const struct worker_job *job,
-                       uint32_t rows)
+static bool is_in_pass(const struct worker_job *job)
+{
+    return job != NULL && job->batch.take_encode + job->batch.take_decode > 0;
+}
+
+/* For all sessions together: their drafts share the draft stages' weights as the pass does. */
+static void draft_together(struct worker *worker)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < worker->slot_count; i++) {
+        struct slot *slot = &worker->slots[i];
+        const struct worker_job *job = slot->job;
+        if (!is_in_pass(job) || job->phase != PHASE_DECODE) continue;
+        if (job->forced != NULL || job->batch.take_encode == 1) continue;
+        worker->items[count++] = (struct eng_draft_item){
+            .session = slot->session,
+            .first = eng_session_state(slot->session).pending,
+            .sampling = job->sampling,
+            .max = job->batch.take_encode - 1,
+            .tokens = slot->step_tokens + 1,
+        };
+    }
+    if (count > 0) eng_draft(worker->model, worker->items, count);
+}
+
+static void step_begin(struct slot *slot, const struct worker_job *job, uint32_t rows)
 {
     const struct kv_image_state state = eng_session_state(slot->session);
     assert(state.has_pending);
     slot->step_tokens[0] = state.pending;
-    if (job->forced != NULL)
-        for (uint32_t i = 1; i < rows; i++)
-            slot->step_tokens[i] = job->forced[job->decode_done + i - 1];
-    else if (rows > 1)
-        eng_draft(worker->model,
-                  &(struct eng_draft_item){.session = slot->session,
-                                           .first = state.pending,
-                                           .sampling = job->sampling,
-                                           .max = rows - 1,
-                                           .tokens = slot->step_tokens + 1},
-                  1);
+    for (uint32_t i = 1; job->forced != NULL && i < rows; i++)
+        slot->step_tokens[i] = job->forced[job->decode_done + i - 1];
     eng_tokens_begin(slot->session, slot->step_tokens, rows);
 }
 
@@ -50,6 +65,7 @@ static void step_begin(struct worker *worker, struct slot *slot, const struct wo
 
 struct pass_sums {
     uint32_t sessions, steps, drafts;
+    bool forced; /* Some step's tokens were known: its rows were not drafted. */
     uint32_t encode, decode;
     uint32_t prefill_rows, replay_rows, step_rows; /* Of both halves. */
     uint32_t prefill_tokens, replay_tokens, chunks;
@@ -64,6 +80,7 @@ static void add_piece(struct pass_sums *sums, const struct worker_job *job, uint
     if (job->phase == PHASE_DECODE) {
         sums->steps++;
         sums->drafts += encode - 1;
+        sums->forced |= job->forced != NULL;
         sums->step_rows += encode + decode;
         return;
     }
@@ -92,7 +109,7 @@ static void count_pass(struct worker *worker, const struct pass_sums *sums, uint
     worker_count_max(&counters->pass_rows_max, rows);
     worker_count(&counters->pass_sessions, sums->sessions);
     worker_count_max(&counters->pass_sessions_max, sums->sessions);
-    if (sums->steps == sums->sessions)
+    if (sums->steps == sums->sessions && !sums->forced)
         draft_costs_seen(&worker->costs, sums->steps,
                          (sums->drafts + sums->steps - 1) / sums->steps, ns);
 }
@@ -107,6 +124,17 @@ static void cancel_jobs(struct worker *worker)
     }
 }
 
+/* Weights that are gone give wrong numbers: nothing computed with them leaves the worker. */
+static void lose_jobs(struct worker *worker)
+{
+    if (!atomic_exchange(&worker->model_lost, true))
+        kv_log(worker->log, KV_LOG_ERROR, "model_lost",
+               "text=\"a file of the model has become shorter while in use; restart with a whole "
+               "one\"");
+    for (uint32_t i = 0; i < worker->slot_count; i++)
+        if (worker->slots[i].job != NULL) job_lose(worker, worker->slots[i].job);
+}
+
 /* Returns how many pieces there are. */
 static uint32_t gather(struct worker *worker, struct pass_sums *sums, uint64_t now_ns)
 {
@@ -114,11 +142,10 @@ static uint32_t gather(struct worker *worker, struct pass_sums *sums, uint64_t n
     for (uint32_t i = 0; i < worker->slot_count; i++) {
         struct slot *slot = &worker->slots[i];
         struct worker_job *job = slot->job;
-        if (job == NULL) continue;
+        if (!is_in_pass(job)) continue;
         const uint32_t encode = job->batch.take_encode;
         const uint32_t decode = job->batch.take_decode;
-        if (encode == 0 && decode == 0) continue;
-        if (job->phase == PHASE_DECODE) step_begin(worker, slot, job, encode);
+        if (job->phase == PHASE_DECODE) step_begin(slot, job, encode);
         if (!job->computed) {
             job->computed = true;
             job->begun_ns = now_ns;
@@ -137,14 +164,19 @@ void worker_pass(struct worker *worker)
 
     struct pass_sums sums = {0};
     const uint64_t begun_ns = kv_clock_stopwatch_ns();
+    draft_together(worker);
     const uint32_t count = gather(worker, &sums, begun_ns);
     assert(count > 0);
     eng_pass(worker->model, worker->pieces, count);
     count_pass(worker, &sums, kv_clock_stopwatch_ns() - begun_ns);
+    if (eng_model_lost(worker->model)) {
+        lose_jobs(worker);
+        return;
+    }
 
     for (uint32_t i = 0; i < worker->slot_count; i++) {
         struct worker_job *job = worker->slots[i].job;
-        if (job == NULL || job->batch.take_encode + job->batch.take_decode == 0) continue;
+        if (!is_in_pass(job)) continue;
         if (job->phase == PHASE_DECODE) {
             job_step_passed(worker, job, job->batch.take_encode);
         } else {

@@ -14,7 +14,9 @@ struct kv_session_id {
     uint8_t bytes[16]; /* First 16 B of SHA-256("session" || user id || u32 length || name). */
 };
 
-/* First 16 B of SHA-256(digest at t || positions of clipped replays, u32 LE each). */
+/* First 16 B of SHA-256(digest at t || positions of clipped replays, u32 LE each).  Where a
+ * checkpoint of other kernels has that id already: ... || the kernel family at each of these
+ * positions and at t, u64 LE each). */
 struct kv_checkpoint_id {
     uint8_t bytes[16];
 };

@@ -13,7 +13,7 @@
 
 #include <assert.h>
 
-static const uint8_t image_magic[8] = {'K', 'V', 'I', 'M', 'A', 'G', '1', '\n'};
+static const uint8_t image_magic[8] = {'K', 'V', 'I', 'M', 'A', 'G', '2', '\n'};
 
 enum {
     AT_CHECKSUM = 8,
@@ -30,7 +30,8 @@ enum {
     AT_USER = 56,
     AT_MODEL = 72,
     AT_DIGEST = 104,
-    AT_ZEROS = 136,
+    AT_KERNELS = 136,
+    AT_ZEROS = 144,
 };
 
 enum { FLAG_PENDING = 1, FLAG_TAILS = 2 };
@@ -84,6 +85,7 @@ void kv_image_seal(const struct kv_layout *layout, uint8_t *image,
     memcpy(image + AT_USER, header->user.bytes, sizeof(header->user.bytes));
     memcpy(image + AT_MODEL, header->model.bytes, sizeof(header->model.bytes));
     memcpy(image + AT_DIGEST, header->digest.bytes, sizeof(header->digest.bytes));
+    kv_store64(image + AT_KERNELS, header->kernels);
     kv_store32(image + AT_CHECKSUM, image_checksum(layout, image));
 }
 
@@ -91,6 +93,7 @@ static void read_fields(const uint8_t *image, struct kv_image_header *header)
 {
     const uint32_t flags = kv_load32(image + AT_FLAGS);
     header->generation = kv_load64(image + AT_GENERATION);
+    header->kernels = kv_load64(image + AT_KERNELS);
     header->state = (struct kv_image_state){
         .tokens = kv_load32(image + AT_TOKENS),
         .encoder_first = kv_load32(image + AT_ENCODER_FIRST),

@@ -1,9 +1,9 @@
 #pragma once
 
 /*
- * Header of a window image.  Version 1, by offset:
+ * Header of a window image.  Version 2, by offset:
  *
- *     0  magic "KVIMAG1\n"
+ *     0  magic "KVIMAG2\n"
  *     8  u32 checksum: CRC-32C of bytes 12 .. image_bytes
  *    12  u32 image_bytes
  *    16  u64 generation of the pool slot
@@ -18,7 +18,8 @@
  *    56  user id, 16 B
  *    72  model fingerprint, 32 B
  *   104  digest at t, 32 B
- *   136  zeros
+ *   136  u64 kernels: the family that computed it (format/kernels.h)
+ *   144  zeros
  *
  * The engine writes the rows, tails and the fields of struct kv_image_state; the store adds
  * identity and checksum.  Pure; any thread.
@@ -26,6 +27,7 @@
 
 #include "kvstore/base/digest.h"
 #include "kvstore/format/ids.h"
+#include "kvstore/format/kernels.h"
 #include "kvstore/format/layout.h"
 
 #include <stdbool.h>
@@ -47,6 +49,7 @@ struct kv_image_header {
     struct kv_user_id user;
     struct kv_digest model;
     struct kv_digest digest; /* At state.tokens. */
+    uint64_t kernels;
 };
 
 void kv_image_seal(const struct kv_layout *layout, uint8_t *image,

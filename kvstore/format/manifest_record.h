@@ -1,7 +1,7 @@
 #pragma once
 
 /*
- * Keys and values of the manifest.  Version 1; integers little-endian; every value starts with a
+ * Keys and values of the manifest; integers little-endian; every value starts with a
  * version byte and ends with a CRC-32C of what comes before.  No token ids stand here: digests are
  * salted per user.  Pure; any thread.
  *
@@ -16,6 +16,7 @@
 #include "kvstore/base/limits.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
+#include "kvstore/format/kernels.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,10 +41,10 @@ struct kv_record_session {
     uint64_t created_ms, used_ms, ttl_ms, epoch; /* Wall time. */
     bool has_head;
     struct kv_checkpoint_id head;
-    uint32_t head_tokens; /* Position of that checkpoint, for lists. */
+    uint32_t head_tokens;    /* Position of that checkpoint, for lists. */
     uint32_t claimed_tokens; /* Where its caller was told the head is; above head_tokens when the
                                 rest was not to be stored (stable_tokens). */
-    uint32_t checkpoints; /* Of its tree when it was written, for lists. */
+    uint32_t checkpoints;    /* Of its tree when it was written, for lists. */
     char name[KV_SESSION_NAME_MAX + 1];
     char parent_name[KV_SESSION_NAME_MAX + 1];
 };
@@ -53,14 +54,15 @@ struct kv_record_node {
     bool has_parent;
     struct kv_checkpoint_id parent;
     uint64_t model_tag; /* First 8 B of the fingerprint. */
+    uint64_t kernels;   /* Which family computed its edge; 0: not known. */
     uint32_t tokens;    /* t */
     struct kv_digest digest;
     uint8_t kind;
     uint64_t created_ms, used_ms;
     uint32_t replays[KV_REPLAYS_MAX]; /* H of each clipped replay, ascending. */
     uint32_t replay_count;
-    uint32_t page_count;       /* Pages of its edge: floor(parent.t/128) .. (t-1)/128. */
-    const uint8_t *page_uids;  /* u64 LE each; borrowed from the value on decode. */
+    uint32_t page_count;      /* Pages of its edge: floor(parent.t/128) .. (t-1)/128. */
+    const uint8_t *page_uids; /* u64 LE each; borrowed from the value on decode. */
 };
 
 struct kv_record_page {

@@ -67,6 +67,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Nothing to do for the answer; look at the device and the log."),
     REASON(MODEL_CHANGED, OUTCOME, "The state was made by another model or another version of it.",
            "Nothing to do: state of another model never loads."),
+    REASON(OTHER_KERNELS, OUTCOME,
+           "The state was computed with other kernels, which round differently: it was used, and "
+           "what follows is marked as approximate.",
+           "Set engine.isa to what computed it, or send the prompt in a new session."),
 
     REASON(SESSION_NOT_FOUND, NOT_FOUND, "There is no session of that id for this user.",
            "Open it with OpenSession, or check the id and the token."),

@@ -32,11 +32,14 @@ static bool node_matches(const struct kv_match *match, const struct kv_node *nod
     return memcmp(want.bytes, node->digest.bytes, sizeof(want.bytes)) == 0;
 }
 
-/* Longest, then the one with fewer clipped replays. */
-static bool node_better(const struct kv_node *a, const struct kv_node *b)
+/* Longest, then of our own kernels, then the one with fewer clipped replays. */
+static bool node_better(const struct kv_match *match, const struct kv_node *a,
+                        const struct kv_node *b)
 {
     if (b == NULL) return true;
     if (a->tokens != b->tokens) return a->tokens > b->tokens;
+    const bool ours = a->kernels == match->kernels;
+    if (ours != (b->kernels == match->kernels)) return ours;
     return a->replay_total < b->replay_total;
 }
 
@@ -121,6 +124,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
 {
     struct kv_node *node = session->roots;
 
+    match->kernels = kv_index_kernels(index);
     match->node = NULL;
     match->sure = 0;
     match->probe_count = 0;
@@ -134,7 +138,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
         } else {
             match->any_seen = true;
             inside = node_matches(match, node);
-            if (inside && node_better(node, match->node)) match->node = node;
+            if (inside && node_better(match, node, match->node)) match->node = node;
             if (inside) match->sure = KV_MAX(match->sure, node->tokens);
             if (inside) window_add(match, node);
             if (!inside) edge_probe(match, index, node);
@@ -169,13 +173,19 @@ void kv_match_resolve(struct kv_match *match, struct kv_match_probe *probe,
     probe->share = limit;
 }
 
+static bool is_marked(const struct kv_match *match, const struct kv_node *node, uint32_t tokens)
+{
+    if (node->approx_from < tokens) return true;
+    return tokens > 0 && kv_index_kernels_at(node, tokens) != match->kernels;
+}
+
 /* Longer, or as long without a mark below its end. */
-static bool rows_better(const struct kv_node *node, uint32_t share, const struct kv_node *best,
-                        uint32_t tokens)
+static bool rows_better(const struct kv_match *match, const struct kv_node *node, uint32_t share,
+                        const struct kv_node *best, uint32_t tokens)
 {
     if (share != tokens) return share > tokens;
     if (best == NULL) return true;
-    return node->approx_from >= share && best->approx_from < share;
+    return !is_marked(match, node, share) && is_marked(match, best, share);
 }
 
 uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source,
@@ -189,7 +199,7 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
     for (uint32_t i = 0; i < match->probe_count; i++) {
         const struct kv_match_probe *probe = &match->probes[i];
         assert(probe->resolved);
-        if (rows_better(probe->node, probe->share, source, tokens)) {
+        if (rows_better(match, probe->node, probe->share, source, tokens)) {
             tokens = probe->share;
             source = probe->node;
         }
@@ -207,14 +217,23 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
     return tokens;
 }
 
+/* As far as another one: of our own kernels, then with fewer clipped replays. */
+static bool window_better(uint64_t kernels, const struct kv_node *node, const struct kv_node *best,
+                          uint32_t cut)
+{
+    const bool ours = kv_index_kernels_at(node, cut) == kernels;
+    if (ours != (kv_index_kernels_at(best, cut) == kernels)) return ours;
+    return node->replay_total < best->replay_total;
+}
+
 static void window_consider(const struct kv_layout *layout, struct kv_pool *pool, uint64_t now_ns,
-                            struct kv_node *node, uint32_t share, uint32_t *best,
+                            uint64_t kernels, struct kv_node *node, uint32_t share, uint32_t *best,
                             struct kv_node **best_node)
 {
     if (share == 0 || !kv_pool_has(pool, &node->image, now_ns)) return;
     const uint32_t cut = kv_image_cut(layout, &node->image_state, share);
     if (cut == 0 || cut < *best) return;
-    if (cut > *best || (*best_node != NULL && node->replay_total < (*best_node)->replay_total)) {
+    if (cut > *best || (*best_node != NULL && window_better(kernels, node, *best_node, cut))) {
         *best = cut;
         *best_node = node;
     }
@@ -222,14 +241,14 @@ static void window_consider(const struct kv_layout *layout, struct kv_pool *pool
 
 /* Nodes below `top` (itself included) that stand within the spare rows above `share`. */
 static void window_below(const struct kv_layout *layout, struct kv_pool *pool, uint64_t now_ns,
-                         struct kv_node *top, uint32_t share, uint32_t *best,
+                         uint64_t kernels, struct kv_node *top, uint32_t share, uint32_t *best,
                          struct kv_node **best_node)
 {
     const uint64_t reach = (uint64_t)share + layout->spare_tokens;
     struct kv_node *node = top;
     while (node != NULL) {
         const bool near = node->tokens <= reach;
-        if (near) window_consider(layout, pool, now_ns, node, share, best, best_node);
+        if (near) window_consider(layout, pool, now_ns, kernels, node, share, best, best_node);
         if (near && node->child != NULL) {
             node = node->child;
             continue;
@@ -249,12 +268,13 @@ uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *l
 
     for (uint32_t i = 0; i < match->window_count; i++) {
         struct kv_node *node = match->windows[i];
-        window_consider(layout, pool, now_ns, node, KV_MIN(node->tokens, most), &best, ret_node);
+        window_consider(layout, pool, now_ns, match->kernels, node, KV_MIN(node->tokens, most),
+                        &best, ret_node);
     }
     for (uint32_t i = 0; i < match->probe_count; i++) {
         const struct kv_match_probe *probe = &match->probes[i];
-        window_below(layout, pool, now_ns, probe->node, KV_MIN(probe->share, most), &best,
-                     ret_node);
+        window_below(layout, pool, now_ns, match->kernels, probe->node, KV_MIN(probe->share, most),
+                     &best, ret_node);
     }
     return best;
 }
@@ -264,7 +284,8 @@ bool kv_match_window_near(const struct kv_match_probe *probe, const struct kv_la
 {
     struct kv_node *node = NULL;
     uint32_t best = 0;
-    window_below(layout, pool, now_ns, probe->node, probe->upper, &best, &node);
+    window_below(layout, pool, now_ns, probe->node->kernels, probe->node, probe->upper, &best,
+                 &node);
     return best > 0;
 }
 

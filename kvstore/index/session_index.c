@@ -24,6 +24,7 @@
 
 struct kv_index {
     struct kv_digest model;
+    uint64_t kernels;
     uint32_t sessions_max;
     struct kv_user *users[USER_BUCKETS];
     struct kv_session *sessions[SESSION_BUCKETS];
@@ -52,6 +53,7 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     struct kv_index *index = calloc(1, sizeof(*index));
     if (index == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the index");
     index->model = options->model;
+    index->kernels = options->kernels;
     index->sessions_max = options->sessions_max;
     index->nodes_max = (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
     index->pages_max =
@@ -236,6 +238,7 @@ struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *ses
     node->session = session;
     node->parent = parent;
     node->tokens = tokens;
+    node->kernels = index->kernels;
     struct kv_node **list = parent == NULL ? &session->roots : &parent->child;
     node->sibling = *list;
     *list = node;
@@ -287,6 +290,7 @@ struct kv_node *kv_index_node_split(struct kv_index *index, struct kv_node *node
     index->heap_bytes -= sizeof(*node->pages) * drop;
     node->replay_count = (uint8_t)(node->replay_count - below);
     memmove(node->replays, node->replays + below, sizeof(*node->replays) * node->replay_count);
+    upper->kernels = node->kernels;
     upper->created_ms = node->created_ms;
     upper->used_ms = node->used_ms;
     return upper;
@@ -446,6 +450,18 @@ struct kv_index_usage kv_index_usage(const struct kv_index *index)
         .bytes = index->heap_bytes + (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
                  (uint64_t)index->pages_touched * sizeof(struct kv_page),
     };
+}
+
+uint64_t kv_index_kernels(const struct kv_index *index)
+{
+    return index->kernels;
+}
+
+uint64_t kv_index_kernels_at(const struct kv_node *node, uint32_t tokens)
+{
+    while (node->parent != NULL && node->parent->tokens >= tokens)
+        node = node->parent;
+    return node->kernels;
 }
 
 uint64_t kv_index_model_tag(const struct kv_index *index)

@@ -63,6 +63,7 @@ struct kv_node {
     struct kv_image_state image_state; /* Valid while image.slot is. */
     uint32_t replays[KV_REPLAYS_MAX];  /* H of each clipped replay of its edge, ascending:
                                           parent.tokens <= H < tokens. */
+    uint64_t kernels;                  /* Family that computed the edge; 0: not known. */
     uint8_t replay_count;
     uint32_t replay_total; /* Of the whole path. */
     uint32_t approx_from;  /* First H of the whole path; UINT32_MAX: the rows are exact. */
@@ -110,6 +111,7 @@ struct kv_index;
 struct kv_index_options {
     uint64_t bytes; /* For nodes and pages. */
     struct kv_digest model;
+    uint64_t kernels;      /* Of this process: what new nodes are made by. */
     uint32_t sessions_max; /* At most KV_SESSIONS_MAX. */
 };
 
@@ -179,3 +181,6 @@ struct kv_index_usage {
 };
 struct kv_index_usage kv_index_usage(const struct kv_index *index);
 uint64_t kv_index_model_tag(const struct kv_index *index);
+uint64_t kv_index_kernels(const struct kv_index *index);
+/* Family that computed position `tokens` (at most node->tokens, above 0) of the path to node. */
+uint64_t kv_index_kernels_at(const struct kv_node *node, uint32_t tokens);

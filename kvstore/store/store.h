@@ -25,6 +25,8 @@ struct kv_store_options {
     const char *dir; /* State directory: manifest/ and ssd/ are made inside. */
     const struct kv_layout *layout;
     struct kv_digest model;
+    uint64_t kernels;      /* Family of the engine (format/kernels.h). */
+    uint64_t kernels_made; /* What checkpoints are said to be made by: the same, but in tests. */
     struct kv_clock *clock;
     struct kv_log *log;
     struct kv_ring *ring;

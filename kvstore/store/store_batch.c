@@ -124,6 +124,7 @@ kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node)
             .id = node->id,
             .has_parent = node->parent != NULL,
             .model_tag = kv_index_model_tag(index),
+            .kernels = node->kernels,
             .tokens = node->tokens,
             .digest = node->digest,
             .kind = node->kind,

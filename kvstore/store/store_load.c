@@ -189,6 +189,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     node->kind = record->kind;
     node->created_ms = record->created_ms;
     kv_index_node_mark(node, record->replays, record->replay_count);
+    node->kernels = record->kernels;
     node->durable = true;
     node->foreign = record->model_tag != kv_index_model_tag(store->index);
     node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */

@@ -205,6 +205,7 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
     kv_status status =
         kv_index_create(&(struct kv_index_options){.bytes = options->index_bytes,
                                                    .model = options->model,
+                                                   .kernels = options->kernels,
                                                    .sessions_max = options->sessions_max},
                         &store->index, err);
     if (status != KV_OK) return status;

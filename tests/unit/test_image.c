@@ -19,6 +19,7 @@ static struct kv_image_header sample_header(uint32_t tokens)
                   .has_pending = true,
                   .pending = 99},
         .generation = 0x0102030405060708u,
+        .kernels = 0x1112131415161718u,
     };
     memset(header.user.bytes, 0x44, 16);
     memset(header.model.bytes, 0x55, 32);
@@ -53,6 +54,8 @@ static void test_round_trip(void)
         EXPECT(got.state.has_pending);
         EXPECT_EQ_U32(got.state.pending, 99);
         EXPECT_EQ_U64(got.generation, want.generation);
+        EXPECT_EQ_U64(got.kernels, want.kernels);
+        EXPECT_EQ_U64(kv_load64(image + 136), want.kernels);
         EXPECT_EQ_MEM(got.user.bytes, want.user.bytes, 16);
         EXPECT_EQ_MEM(got.model.bytes, want.model.bytes, 32);
         EXPECT_EQ_MEM(got.digest.bytes, want.digest.bytes, 32);
@@ -101,7 +104,7 @@ static void test_nonsense_with_a_good_checksum(void)
     expect_nonsense(44, 0, "pending");
     expect_nonsense(48, 512, "pending");
     expect_nonsense(52, 1, "52");
-    expect_nonsense(136, 1, "136");
+    expect_nonsense(144, 1, "144");
     expect_nonsense(252, 0x01000000u, "255");
     expect_nonsense(layout.tails_offset, 1, "zero");
     expect_nonsense(layout.image_bytes - 4, 1, "zero");

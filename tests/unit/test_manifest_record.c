@@ -216,6 +216,7 @@ static struct kv_record_node full_node(const uint8_t *uids)
     struct kv_record_node record = {
         .has_parent = true,
         .model_tag = 0x1122334455667788,
+        .kernels = kv_kernels_tag("fp32"),
         .tokens = 300,
         .kind = 3,
         .created_ms = 11,
@@ -247,6 +248,7 @@ static void test_node(void)
     EXPECT(got.has_parent);
     EXPECT_EQ_MEM(got.parent.bytes, record.parent.bytes, 16);
     EXPECT_EQ_U64(got.model_tag, record.model_tag);
+    EXPECT_EQ_U64(got.kernels, kv_kernels_tag("fp32"));
     EXPECT_EQ_U32(got.tokens, 300);
     EXPECT_EQ_MEM(got.digest.bytes, record.digest.bytes, 32);
     EXPECT_EQ_U32(got.kind, 3);
@@ -268,6 +270,48 @@ static void test_node(void)
     check_refused(decode_node, buf, bytes, 96, 0x20000002, 4); /* Times 8 would wrap. */
     check_refused(decode_node, buf, bytes, 100, 260, 4);       /* Replays do not ascend. */
     check_refused(decode_node, buf, bytes, 100, 0, 4);
+    check_refused(decode_node, buf, bytes, 0, 1, 1); /* Too long for its version. */
+    check_refused(decode_node, buf, bytes, 0, 3, 1);
+    check_refused(decode_node, buf, bytes, bytes - 12, 0, 4); /* "fp32" is all there is. */
+}
+
+/* As written before there were several kernel families: still read, of no known family. */
+static void test_node_of_version_1(void)
+{
+    uint8_t uids[16];
+    kv_store64(uids, 7);
+    kv_store64(uids + 8, 9);
+    struct kv_record_node record = full_node(uids);
+    struct kv_record_node got;
+    uint8_t buf[BUF];
+    uint8_t old[BUF];
+
+    const uint32_t bytes = kv_record_node_encode(&record, buf);
+    const uint32_t old_bytes = bytes - 8;
+    memcpy(old, buf, old_bytes - 4);
+    old[0] = 1;
+    kv_store32(old + old_bytes - 4, kv_checksum(old, old_bytes - 4));
+    EXPECT(kv_record_node_decode(old, old_bytes, &got) == KV_OK);
+    EXPECT_EQ_U64(got.kernels, KV_KERNELS_UNKNOWN);
+    EXPECT_EQ_U64(got.model_tag, record.model_tag);
+    EXPECT_EQ_U32(got.replays[1], 260);
+    EXPECT_EQ_MEM(got.page_uids, uids, 16);
+    check_refused(decode_node, old, old_bytes, 0, 2, 1);
+
+    record.kernels = KV_KERNELS_UNKNOWN; /* And written the same way. */
+    EXPECT_EQ_U32(kv_record_node_encode(&record, buf), old_bytes);
+    EXPECT_EQ_MEM(buf, old, old_bytes);
+}
+
+static void test_kernel_names(void)
+{
+    char name[KV_KERNELS_NAME_BYTES];
+    EXPECT_EQ_STR(kv_kernels_name(kv_kernels_tag("amx"), name), "amx");
+    EXPECT_EQ_STR(kv_kernels_name(kv_kernels_tag("12345678"), name), "12345678");
+    EXPECT_EQ_STR(kv_kernels_name(kv_kernels_tag("SYNTHETIC"), name), "SYNTHETI");
+    EXPECT_EQ_STR(kv_kernels_name(KV_KERNELS_UNKNOWN, name), "unknown");
+    EXPECT_EQ_STR(kv_kernels_name(0x0a22, name), "??"); /* A record may hold anything. */
+    EXPECT(kv_kernels_tag("amx") != kv_kernels_tag("fp32"));
 }
 
 static void test_node_smallest_and_largest(void)
@@ -289,6 +333,7 @@ static void test_node_smallest_and_largest(void)
     record.tokens = KV_PROMPT_TOKENS_MAX;
     record.page_count = pages;
     record.page_uids = uids;
+    record.kernels = UINT64_MAX;
     record.replay_count = KV_REPLAYS_MAX;
     for (uint32_t i = 0; i < KV_REPLAYS_MAX; i++)
         record.replays[i] = 1000 * (i + 1);
@@ -422,6 +467,8 @@ int main(void)
     test_session();
     test_session_smallest_and_largest();
     test_node();
+    test_node_of_version_1();
+    test_kernel_names();
     test_node_smallest_and_largest();
     test_one_too_many();
     test_empty_name();

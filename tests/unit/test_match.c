@@ -39,7 +39,8 @@ static uint32_t next_random(struct world *world, uint32_t below)
 static void world_init(struct world *world, uint64_t seed)
 {
     struct kv_error err;
-    const struct kv_index_options options = {.bytes = 4u << 20, .sessions_max = 8};
+    const struct kv_index_options options = {
+        .bytes = 4u << 20, .kernels = kv_kernels_tag("fp32"), .sessions_max = 8};
     const struct kv_user_id user_id = kv_user_id_of("u");
     memset(world, 0, sizeof(*world));
     world->random = seed;
@@ -184,6 +185,25 @@ static void test_marks_and_strangers(void)
     EXPECT(source == plain); /* The unmarked of two with the same tokens. */
     EXPECT_EQ_U32(diverged, UINT32_MAX);
 
+    /* Computed by other kernels is worse than either, and what it means for a part of an edge. */
+    plain->kernels = kv_kernels_tag("other");
+    kv_index_node_mark(marked, NULL, 0);
+    EXPECT_EQ_U32(run(world, &match, ids, 200, chain, &source, &diverged), 150);
+    EXPECT(source == marked);
+    EXPECT_EQ_U32(run(world, &match, ids, 140, chain, &source, &diverged), 140);
+    EXPECT(source == marked);
+    marked->kernels = plain->kernels;
+    plain->kernels = kv_index_kernels(world->index);
+    EXPECT_EQ_U32(run(world, &match, ids, 140, chain, &source, &diverged), 140);
+    EXPECT(source == plain);
+    struct kv_node *child = add_node(world, marked, ids, 180);
+    EXPECT_EQ_U64(kv_index_kernels_at(child, 180), kv_index_kernels(world->index));
+    EXPECT_EQ_U64(kv_index_kernels_at(child, 151), kv_index_kernels(world->index));
+    EXPECT_EQ_U64(kv_index_kernels_at(child, 150), kv_kernels_tag("other"));
+    kv_index_node_remove(world->index, child);
+    marked->kernels = plain->kernels;
+    kv_index_node_mark(marked, &(uint32_t){140}, 1);
+
     plain->foreign = true;
     EXPECT_EQ_U32(run(world, &match, ids, 200, chain, &source, &diverged), 150);
     EXPECT(source == marked && match.foreign_seen);
@@ -193,6 +213,10 @@ static void test_marks_and_strangers(void)
     match = (struct kv_match){.ids = ids, .count = 200, .chain = chain};
     kv_match_run(&match, world->index, world->session, 5000);
     EXPECT(match.expired_seen && !match.any_seen && match.node == NULL);
+
+    marked->kernels = kv_kernels_tag("other");
+    const struct kv_node *upper = kv_index_node_split(world->index, marked, 100);
+    EXPECT_EQ_U64(upper->kernels, kv_kernels_tag("other"));
     world_fini(world);
     free(world);
 }
