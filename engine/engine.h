@@ -75,9 +75,10 @@ const char *eng_model_isa(const struct eng_model *model); /* What AUTO chose: "a
 const struct eng_config *eng_model_config(const struct eng_model *model);
 uint32_t eng_model_eos(const struct eng_model *model);
 uint32_t eng_model_pass_rows(const struct eng_model *model);
-uint32_t eng_model_verify_max(const struct eng_model *model);    /* Most tokens of a tokens run. */
-uint32_t eng_model_draft_max(const struct eng_model *model);     /* Drafts per step; 0: none. */
-uint64_t eng_model_bytes(const struct eng_model *model);         /* Memory held by the weights. */
+uint32_t eng_model_verify_max(const struct eng_model *model); /* Most tokens of a tokens run. */
+uint32_t eng_model_draft_max(const struct eng_model *model);  /* Drafts per step; 0: none. */
+/* Memory of its own: weights that are not mapped, and scratch. */
+uint64_t eng_model_bytes(const struct eng_model *model);
 uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
 
 /* A file of the checkpoint has become shorter than it was: what was computed since this was last
