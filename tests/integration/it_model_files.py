@@ -16,6 +16,7 @@ import struct
 import subprocess
 
 import daemon as d
+import grpc
 
 CACHECTL = os.path.join(d.BUILD, "tools", "cachectl")
 MKMODEL = os.path.join(d.BUILD, "tools", "mkmodel")
@@ -420,6 +421,48 @@ def daemon_refuses(directory, what, expected):
     d.check(re.search(expected, said), f"{what}: the daemon says {said!r}")
 
 
+def answer(server, user, prompt):
+    """Tokens and checksums of logits, or None when the call failed."""
+    client = server.client(user, target="unix:" + server.socket)
+    session = client.session
+    try:
+        session.OpenSession(d.pb.OpenSessionRequest(session_id="shrinks"))
+        session.Prefill(d.pb.PrefillRequest(session_id="shrinks", tokens=d.pack(prompt)))
+        pieces = list(session.Decode(d.pb.DecodeRequest(session_id="shrinks", max_tokens=8,
+                                                        ignore_eos=True)))
+    except grpc.RpcError as error:
+        return None, d.Failure(error)
+    return [d.unpack(b"".join(p.tokens for p in pieces)),
+            [crc for p in pieces for crc in p.logits_crc]], None
+
+
+def test_shrinks(models):
+    """Weights cut off under a daemon: the right answer or none, and the daemon is there to say so."""
+    for base in models:
+        copy = os.path.join(d.scratch(), "model")
+        shutil.copytree(models[base], copy)
+        server = daemon_of(copy)
+        try:
+            server.start()
+        except RuntimeError:
+            continue
+        prompt = [3 + i * 7 % 250 for i in range(60)]
+        before, error = answer(server, "alice", prompt)
+        d.check(before is not None, f"{base}: an answer: {error}")
+        for name in os.listdir(copy):
+            if name.endswith(".safetensors"):
+                os.truncate(os.path.join(copy, name), 300000)
+        for user in ("bob", "alice"):  # Bob's is computed anew, Alice's goes on.
+            after, error = answer(server, user, prompt if user == "bob" else prompt + [9] * 20)
+            if after is None:
+                d.equal((error.code, error.field), ("INTERNAL", "engine"), f"{base}: {error}")
+                d.check("shrank" in str(error.value), f"{base}: {error}")
+            elif user == "bob":
+                d.equal(after, before, f"{base}: the same prompt, the same answer")
+        d.check(server.is_up(), f"{base}: the daemon is up")
+        d.equal(server.stop()[0], 0, f"{base}: and stops as always")
+
+
 def test_flips(models):
     """One flipped byte anywhere in a header: refused, and a tensor is named."""
     rng = random.Random(7)
@@ -455,6 +498,7 @@ def main():
     }
     test_good(models)
     test_table(models)
+    test_shrinks(models)
     test_flips(models)
     d.finish()
 
