@@ -48,7 +48,7 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         "cpu computes; synthetic only moves bytes of the right size, for load tests."},
     [CONFIG_ENGINE_MODEL_DIR] = {"engine.model_dir", CONFIG_TYPE_TEXT, AT(engine_model_dir),
         0, PATH_BYTES_MAX, "", NULL,
-        "Directory with config.json and model.safetensors; optional for synthetic."},
+        "Directory with config.json and the weights, one file or shards; optional for synthetic."},
     [CONFIG_ENGINE_CHUNK_TOKENS] = {"engine.chunk_tokens", CONFIG_TYPE_COUNT,
         AT(engine_chunk_tokens), 1, 4096, "128", NULL,
         "Tokens of prefills that others wait for at most; never changes results."},

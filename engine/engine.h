@@ -208,7 +208,7 @@ struct eng_draft_item {
     struct eng_session *session; /* At a position > 0, with windows and without an active run. */
     uint32_t first;              /* The token for position `tokens`: sampled, not yet processed. */
     struct eng_sampling sampling;
-    uint32_t max;      /* Drafts wanted, 1 .. eng_model_draft_max(). */
+    uint32_t max;      /* Drafts wanted, 1 .. draft_block; eng_model_draft_max() can be verified. */
     uint32_t *tokens;  /* `max` of them are written: ids for the positions behind `first`. */
     float *confidence; /* Likewise, or NULL: estimate that a draft is accepted if those before it
                           are, before the sigmoid. */

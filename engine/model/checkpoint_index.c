@@ -9,6 +9,7 @@
 #include "engine/model/checkpoint_index.h"
 
 #include "engine/model/checkpoint.h"
+#include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
@@ -108,13 +109,14 @@ static kv_status read_total(const char *path, struct eng_index *index, struct kv
 kv_status eng_index_parse(const char *path, const char *text, size_t count,
                           struct eng_index **ret_index, struct kv_error *err)
 {
-    json_error_t fault;
+    json_error_t fault = {.text = ""};
     kv_status status = KV_OK;
     struct eng_index *index = calloc(1, sizeof(*index));
     if (index == NULL) return KV_FAIL(err, KV_NOMEM, "%s", path);
 
     index->root = json_loadb(text, count, JSON_REJECT_DUPLICATES, &fault);
     index->map = json_object_get(index->root, "weight_map");
+    eng_printable(fault.text);
     if (index->root == NULL)
         status = KV_FAIL(err, KV_INVALID, "%s: line %d: %.120s", path, fault.line, fault.text);
     else if (!json_is_object(index->root))

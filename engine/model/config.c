@@ -11,6 +11,7 @@
 #include "engine/model/config.h"
 
 #include "engine/model/primes.h"
+#include "engine/model/printable.h"
 #include "engine/model/quant.h"
 #include "kvstore/base/bytes.h"
 
@@ -85,9 +86,12 @@ static void need_text(struct reader *reader, const char *name, const char *want)
     const json_t *value = field(reader, name);
     if (reader->status != KV_OK) return;
     const char *found = json_is_string(value) ? json_string_value(value) : "(not a string)";
-    if (strcmp(found, want) != 0)
-        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be \"%s\", found \"%.40s\"",
-                                 reader->path, name, want, found);
+    char shown[48];
+    if (strcmp(found, want) == 0) return;
+    (void)snprintf(shown, sizeof(shown), "%.40s", found);
+    eng_printable(shown);
+    reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be \"%s\", found \"%s\"",
+                             reader->path, name, want, shown);
 }
 
 /* Returns the count; at most `max` values below `limit`. */
@@ -379,6 +383,7 @@ static void read_root(struct reader *reader, const json_t *root, struct eng_conf
     reader->status = top.status;
     check_quantization(reader, json_object_get(root, "quantization_config"));
     (void)snprintf(config->name, sizeof(config->name), "%s", slash != NULL ? slash + 1 : text);
+    eng_printable(config->name);
 }
 
 kv_status eng_config_parse(const char *path, const char *text, size_t count,
@@ -389,8 +394,10 @@ kv_status eng_config_parse(const char *path, const char *text, size_t count,
     struct reader reader = {.path = path, .err = err, .status = KV_OK};
 
     json_t *root = json_loadb(text, count, JSON_REJECT_DUPLICATES, &fault);
-    if (root == NULL)
+    if (root == NULL) {
+        eng_printable(fault.text);
         return KV_FAIL(err, KV_INVALID, "%s: line %d: %s", path, fault.line, fault.text);
+    }
     reader.object = json_object_get(root, "text_config");
     if (!json_is_object(reader.object)) reader.object = root;
     if (!json_is_object(root))

@@ -11,6 +11,7 @@
 
 #include "engine/model/safetensors.h"
 
+#include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
 
 #include <jansson.h>
@@ -34,8 +35,11 @@ static kv_status read_dtype(const char *path, struct eng_tensor *tensor, const j
 {
     const char *found = json_is_string(value) ? json_string_value(value) : "(none)";
     if (eng_dtype_parse(found, &tensor->dtype)) return KV_OK;
+    char shown[24];
+    (void)snprintf(shown, sizeof(shown), "%.20s", found);
+    eng_printable(shown);
     return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s: unknown dtype \"%.20s\"", path, tensor->name,
-                   found);
+                   shown);
 }
 
 static kv_status read_shape(const char *path, struct eng_tensor *tensor, const json_t *value,
@@ -147,8 +151,7 @@ static void name_near(const char *text, size_t at, char name[ENG_TENSOR_NAME_MAX
         (void)snprintf(name, ENG_TENSOR_NAME_MAX, "%.*s", (int)(i - 3 - begin), text + begin);
         break;
     }
-    for (char *c = name; *c != '\0'; c++)
-        if (*c < ' ' || *c > '~') *c = '?';
+    eng_printable(name);
 }
 
 static kv_status parse_header(struct eng_safetensors *file, struct kv_error *err)
@@ -172,6 +175,7 @@ static kv_status parse_header(struct eng_safetensors *file, struct kv_error *err
     file->data_at = 8 + bytes;
     file->header = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &fault);
     if (file->header == NULL) {
+        eng_printable(fault.text);
         name_near(text, KV_MIN((size_t)KV_MAX(fault.position, 0), (size_t)bytes), near);
         return KV_FAIL(err, KV_INVALID, "%s: header at byte %d, tensor %.80s: %.90s", path,
                        fault.position, near, fault.text);

@@ -3,8 +3,8 @@
 Goal: no damage to config, header, index, shards, values or compressed ids gets past the loader or
 crashes it, and the sentence names file, tensor or field, what was expected and what was found.
 Method: a table of damages, each done to a fresh copy of a good toy model; `cachectl model verify`
-must leave with code 7 and print what the table says.  Rows of the plain model are given to the
-daemon as well, which must refuse to start with the same words.  Then single flipped bytes of a header.
+must leave with code 7 and print what the table says.  The daemon, if it runs the undamaged model, must
+refuse to start with the same words.  Then single flipped bytes of a header.
 """
 
 import json
@@ -16,6 +16,7 @@ import struct
 import subprocess
 
 import daemon as d
+import grpc
 
 CACHECTL = os.path.join(d.BUILD, "tools", "cachectl")
 MKMODEL = os.path.join(d.BUILD, "tools", "mkmodel")
@@ -167,8 +168,7 @@ EMBED = '"embed.weight":{"dtype":"BF16","shape":[512,128],"data_offsets":[0,1310
 NAN16, INF32 = b"\xc0\x7f", struct.pack("<f", float("inf"))
 DEEP = b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"
 
-# (what, model, damage, expected in the sentence).  `plain`: without Engram and drafting, which the
-# daemon is given too.
+# (what, model, damage, expected in the sentence).  `plain`: without Engram and drafting.
 TABLE = [
     # The file as a whole.
     ("empty file", "plain", text(SINGLE, b""), r"0 bytes, expected at least 8: truncated"),
@@ -368,6 +368,16 @@ def test_good(models):
         got = verify(directory)
         d.equal(got.returncode, 0, f"verify {name}: {got.stderr}")
         d.check(re.match(r"OK tiny sha256:[0-9a-f]{64}\n", got.stdout), f"{name}: {got.stdout!r}")
+    # Same seed, same bytes; another seed, others.
+    again = make(os.path.join(d.scratch(), "again"), "--config", "tiny")
+    for name in (SINGLE, IDS, CONFIG):
+        d.equal(read(os.path.join(again, name)) == read(os.path.join(models["tiny"], name)), True,
+                f"{name} of the same seed")
+    other = make(os.path.join(d.scratch(), "other"), "--config", "tiny", "--seed", "4")
+    d.check(verify(other).stdout != verify(again).stdout, "another seed is another model")
+    small = make(os.path.join(d.scratch(), "small"), "--config", "small")
+    d.equal(verify(small).returncode, 0, "small, with its 8166 compressed ids")
+    shutil.rmtree(small)
     # What a text engine has no use for is not in its way.
     copy = os.path.join(d.scratch(), "vision")
     shutil.copytree(models["tiny"], copy)
@@ -379,6 +389,8 @@ def test_good(models):
 
 def test_table(models):
     daemons = 0
+    runs = {base: daemon_runs(models[base]) for base in models}
+    d.check(runs["plain"], "the daemon runs the plain model")
     d.check(len(TABLE) >= 60, f"{len(TABLE)} malformed models")
     for what, base, damage, expected in TABLE:
         copy = os.path.join(d.scratch(), "model")
@@ -391,18 +403,74 @@ def test_table(models):
         d.check(re.search(expected, said), f"{what}: {said!r}")
         d.equal(len(said.splitlines()), 1, f"{what}: one sentence")
         d.equal(got.stdout, "", f"{what}: nothing on stdout")
-        if base == "plain":
+        if runs[base]:
             daemons += 1
             daemon_refuses(copy, what, expected)
         shutil.rmtree(os.path.dirname(copy))
     print(f"{len(TABLE)} malformed models refused, {daemons} of them by the daemon as well")
 
 
+def daemon_of(directory):
+    return d.Daemon({"engine.backend": "cpu", "engine.model_dir": directory})
+
+
+def daemon_runs(directory):
+    server = daemon_of(directory)
+    try:
+        server.start()
+    except RuntimeError as error:
+        print(f"not given to the daemon: {error}")
+        return False
+    server.stop()
+    return True
+
+
 def daemon_refuses(directory, what, expected):
-    server = d.Daemon({"engine.backend": "cpu", "engine.model_dir": directory})
-    code, said = server.refused()
+    code, said = daemon_of(directory).refused()
     d.equal(code, 2, f"{what}: exit code of the daemon")
     d.check(re.search(expected, said), f"{what}: the daemon says {said!r}")
+
+
+def answer(server, user, prompt):
+    """Tokens and checksums of logits, or None when the call failed."""
+    client = server.client(user, target="unix:" + server.socket)
+    session = client.session
+    try:
+        session.OpenSession(d.pb.OpenSessionRequest(session_id="shrinks"))
+        session.Prefill(d.pb.PrefillRequest(session_id="shrinks", tokens=d.pack(prompt)))
+        pieces = list(session.Decode(d.pb.DecodeRequest(session_id="shrinks", max_tokens=8,
+                                                        ignore_eos=True)))
+    except grpc.RpcError as error:
+        return None, d.Failure(error)
+    return [d.unpack(b"".join(p.tokens for p in pieces)),
+            [crc for p in pieces for crc in p.logits_crc]], None
+
+
+def test_shrinks(models):
+    """Weights cut off under a daemon: the right answer or none, and the daemon is there to say so."""
+    for base in models:
+        copy = os.path.join(d.scratch(), "model")
+        shutil.copytree(models[base], copy)
+        server = daemon_of(copy)
+        try:
+            server.start()
+        except RuntimeError:
+            continue
+        prompt = [3 + i * 7 % 250 for i in range(60)]
+        before, error = answer(server, "alice", prompt)
+        d.check(before is not None, f"{base}: an answer: {error}")
+        for name in os.listdir(copy):
+            if name.endswith(".safetensors"):
+                os.truncate(os.path.join(copy, name), 300000)
+        for user in ("bob", "alice"):  # Bob's is computed anew, Alice's goes on.
+            after, error = answer(server, user, prompt if user == "bob" else prompt + [9] * 20)
+            if after is None:
+                d.equal((error.code, error.field), ("INTERNAL", "engine"), f"{base}: {error}")
+                d.check("shrank" in str(error.value), f"{base}: {error}")
+            elif user == "bob":
+                d.equal(after, before, f"{base}: the same prompt, the same answer")
+        d.check(server.is_up(), f"{base}: the daemon is up")
+        d.equal(server.stop()[0], 0, f"{base}: and stops as always")
 
 
 def test_flips(models):
@@ -440,6 +508,7 @@ def main():
     }
     test_good(models)
     test_table(models)
+    test_shrinks(models)
     test_flips(models)
     d.finish()
 

@@ -149,25 +149,37 @@ void doctor_check_memlock(struct doctor *doctor, uint64_t pid)
     }
 }
 
+/* 0, or the errno that says why not; EINVAL stands for an empty file. */
+static int unreadable(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0 || access(path, R_OK) != 0) return errno;
+    return info.st_size > 0 ? 0 : EINVAL;
+}
+
 void doctor_check_model(struct doctor *doctor, const char *model_dir)
 {
-    static const char *const names[] = {"config.json", "model.safetensors"};
-    char path[512];
+    /* Each with what may stand in its place. */
+    static const char *const names[][2] = {{"config.json", NULL},
+                                           {"model.safetensors", "model.safetensors.index.json"}};
+    char path[512], other[512];
 
     if (!model_dir) {
         doctor_add(doctor, "model", DOCTOR_WARN, "give --model-dir DIR", "directory not known");
         return;
     }
     for (size_t i = 0; i < KV_ARRAY_COUNT(names); i++) {
-        struct stat info;
-        (void)snprintf(path, sizeof(path), "%s/%s", model_dir, names[i]);
-        if (stat(path, &info) == 0 && access(path, R_OK) == 0 && info.st_size > 0) continue;
+        (void)snprintf(path, sizeof(path), "%s/%s", model_dir, names[i][0]);
+        (void)snprintf(other, sizeof(other), "%s/%s", model_dir, names[i][1] ? names[i][1] : "");
+        const int why = unreadable(path);
+        if (why == 0 || (names[i][1] && unreadable(other) == 0)) continue;
         doctor_add(doctor, "model", DOCTOR_FAIL,
                    "make a model with mkmodel, or correct the model's directory and its rights",
-                   "%s: %s", path, errno == 0 ? "empty" : strerror(errno));
+                   "%s: %s", path, why == EINVAL ? "empty" : strerror(why));
         return;
     }
-    doctor_add(doctor, "model", DOCTOR_OK, "", "readable in %s", model_dir);
+    doctor_add(doctor, "model", DOCTOR_OK, "", "readable in %s (`cachectl model verify` reads it)",
+               model_dir);
 }
 
 void doctor_check_clock(struct doctor *doctor)
