@@ -44,15 +44,15 @@ static void test_backend(const char *dir, const struct eng_backend_ops *ops, enu
     eng_model_close(alone);
 }
 
-/* Rows are bf16 values, and another model's. */
+/* Rows are fp32 values, and another model's. */
 static void test_quant_off(const char *dir)
 {
     struct eng_model *on = open_with(dir, &eng_backend_cpu, 0, CED);
     struct eng_model *off = open_with(dir, &eng_backend_cpu, 0, QUANT_OFF);
     const struct kv_layout *layout = eng_model_layout(off);
-    EXPECT_EQ_U32(layout->window_row_bytes, 128);
-    EXPECT_EQ_U32(layout->sources[3].main_bytes, 128);
-    EXPECT_EQ_U32(layout->sources[3].index_bytes, 64);
+    EXPECT_EQ_U32(layout->window_row_bytes, 256);
+    EXPECT_EQ_U32(layout->sources[3].main_bytes, 256);
+    EXPECT_EQ_U32(layout->sources[3].index_bytes, 128);
     EXPECT_EQ_U32(layout->sources[0].tail_bytes, eng_model_layout(on)->sources[0].tail_bytes);
     const struct kv_digest a = eng_model_fingerprint(on), b = eng_model_fingerprint(off);
     EXPECT(memcmp(&a, &b, sizeof(a)) != 0);
