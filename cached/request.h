@@ -125,6 +125,7 @@ struct request_in {
             uint32_t anchors[KV_ANCHORS_MAX];
             uint32_t anchor_count;
             bool no_checkpoint;
+            bool exact; /* Nothing approximate is used. */
         } prefill;
         struct {
             uint32_t max_tokens;

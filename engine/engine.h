@@ -73,9 +73,10 @@ const char *eng_model_isa(const struct eng_model *model); /* What AUTO chose: "a
 const struct eng_config *eng_model_config(const struct eng_model *model);
 uint32_t eng_model_eos(const struct eng_model *model);
 uint32_t eng_model_pass_rows(const struct eng_model *model);
-uint32_t eng_model_verify_max(const struct eng_model *model);    /* Most tokens of a tokens run. */
-uint32_t eng_model_draft_max(const struct eng_model *model);     /* Drafts per step; 0: none. */
-uint64_t eng_model_bytes(const struct eng_model *model);         /* Memory held by the weights. */
+uint32_t eng_model_verify_max(const struct eng_model *model); /* Most tokens of a tokens run. */
+uint32_t eng_model_draft_max(const struct eng_model *model);  /* Drafts per step; 0: none. */
+/* Memory of its own: weights that are not mapped, and scratch. */
+uint64_t eng_model_bytes(const struct eng_model *model);
 uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
 
 /* A file of the checkpoint has become shorter than it was: what was computed since this was last
@@ -205,7 +206,7 @@ struct eng_draft_item {
     struct eng_session *session; /* At a position > 0, with windows and without an active run. */
     uint32_t first;              /* The token for position `tokens`: sampled, not yet processed. */
     struct eng_sampling sampling;
-    uint32_t max;      /* Drafts wanted, 1 .. eng_model_draft_max(). */
+    uint32_t max;      /* Drafts wanted, 1 .. draft_block; eng_model_draft_max() can be verified. */
     uint32_t *tokens;  /* `max` of them are written: ids for the positions behind `first`. */
     float *confidence; /* Likewise, or NULL: estimate that a draft is accepted if those before it
                           are, before the sigmoid. */

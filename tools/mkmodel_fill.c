@@ -242,8 +242,8 @@ static bool fill_fp4(const struct eng_tensor_spec *weight, const struct quantise
                     (uint8_t)(nearest_e2m1(fabsf(block[i]) * scale) | (block[i] < 0 ? 8 : 0));
             for (int i = 0; i < 16; i++)
                 data[group * 16 + (size_t)i] =
-                    row >= quantiser->zero_from ? 0
-                                                : (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+                    (uint8_t)(row >= quantiser->zero_from ? 0
+                                                          : codes[2 * i] | codes[2 * i + 1] << 4);
         }
         ok = write(context, false, row * weight->columns, data, weight->columns) &&
              write(context, true, row * groups, scales, groups);

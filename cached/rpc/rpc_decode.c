@@ -310,12 +310,8 @@ static bool decode_prefill(struct decoder *d)
                             &req->in.u.prefill.parent))
         return false;
     if (!take_stops(req, m) || !take_level(req, (int)m->level)) return false;
-    if (m->exact) {
-        request_fail(req, KV_REASON_NOT_IMPLEMENTED, "exact", "false", "true",
-                     "Prefill with exact = true is not in this version.");
-        return false;
-    }
     req->in.u.prefill.no_checkpoint = m->no_checkpoint;
+    req->in.u.prefill.exact = m->exact;
     req->in.epoch = m->epoch;
     return check_request_id(req, m->request_id);
 }

@@ -94,7 +94,7 @@ static struct offer weigh(struct flow *flow)
 /* Whether the edge of the next checkpoint has no room for one more clipped replay. */
 static bool replays_exhausted(struct flow *flow, const struct offer *offer)
 {
-    if (offer->rows == 0) return false;
+    if (offer->rows == 0 || flow->exact) return false;
     const bool from_live = offer->rows_tree <= flow->live_match;
     return edge_replays(flow, from_live, offer->rows_node, offer->rows & ~1u) >= KV_REPLAYS_MAX;
 }
@@ -117,6 +117,8 @@ static enum kv_reason plan_reason(const struct flow *flow, const struct offer *o
                                       flow->plan.restore_tokens, diverged);
     }
     if (offer->rows > 0) return KV_REASON_TOO_SHORT;
+    /* Stored, but not as what an exact call may use. */
+    if (flow->exact && flow->match.node != NULL) return KV_REASON_NEVER_STORED;
     if (flow->match.any_seen) return KV_REASON_DIVERGED;
     if (flow->match.expired_seen) return KV_REASON_EXPIRED;
     if (flow->match.foreign_seen) return KV_REASON_MODEL_CHANGED;
@@ -227,7 +229,7 @@ static bool choose_source(struct flow *flow, const struct offer *offer)
         if (exact && !flow->plan_only && !take_image(flow, flow->node)) return false;
         (void)edge_replays(flow, false, flow->node, h);
     }
-    if (!exact) flow->replays[flow->replay_count++] = h;
+    if (!exact && !flow->exact) flow->replays[flow->replay_count++] = h;
     note_kernels(flow);
     return true;
 }
@@ -254,7 +256,7 @@ static bool plan_pending(struct flow *flow)
 
 void resume_plan(struct flow *flow)
 {
-    const uint32_t window = flow->shard->layout->window_tokens;
+    const uint32_t reach = resume_reach(flow);
     if (plan_pending(flow)) {
         flow->req->out.outcome = OUTCOME_EXACT;
         flow->req->out.hit_tokens = flow->count;
@@ -271,7 +273,7 @@ void resume_plan(struct flow *flow)
             .image_tokens = nothing ? 0 : offer.image,
             .replays_exhausted = replays_exhausted(flow, &offer),
         };
-        flow->plan = kv_plan_resume(window, found, flow->count);
+        flow->plan = kv_plan_resume(reach, found, flow->count);
         /* A damaged window is gone the next time round.  A mark that finds no room any more is no
          * mark: then everything is computed. */
         const bool chosen = choose_source(flow, &offer);

@@ -74,6 +74,13 @@ static void drop_expired(struct flow *flow)
     if (any) kv_store_drop_expired(store, flow->session);
 }
 
+uint32_t resume_reach(const struct flow *flow)
+{
+    const struct kv_layout *layout = flow->shard->layout;
+    if (!flow->exact) return layout->window_tokens;
+    return (layout->window_tokens - 1) * layout->encoder_layers;
+}
+
 void resume_match(struct flow *flow)
 {
     struct shard *shard = flow->shard;
@@ -90,7 +97,8 @@ void resume_match(struct flow *flow)
     flow->match = (struct kv_match){.ids = flow->ids,
                                     .count = flow->count,
                                     .chain = flow->chain,
-                                    .reach = shard->layout->window_tokens};
+                                    .unmarked_only = flow->exact,
+                                    .reach = resume_reach(flow)};
     kv_match_run(&flow->match, store->index, flow->session, kv_store_now_ms(store));
 
     const struct live *live = flow->session->live;
@@ -98,6 +106,8 @@ void resume_match(struct flow *flow)
     if (live != NULL && !live->busy && !live_expired(flow))
         flow->live_match =
             common_prefix(flow->ids, live->ids, KV_MIN(flow->count, live->state.tokens));
+    if (flow->exact && flow->live_match > 0)
+        flow->live_match = KV_MIN(flow->live_match, live_unmarked(live));
     if (!stage_probe(flow)) resume_plan(flow);
 }
 

@@ -189,6 +189,7 @@ static struct kv_node *prefill_parent(struct flow *flow)
 static void prefill_begun(struct flow *flow)
 {
     const struct request_in *in = &flow->req->in;
+    flow->exact = in->u.prefill.exact;
     const struct request_tokens *tokens = &in->u.prefill.tokens;
     if (!in->u.prefill.has_parent) {
         flow->ids = (uint32_t *)(uintptr_t)tokens->ids; /* Only read: the arena's copy. */

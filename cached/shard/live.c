@@ -272,6 +272,15 @@ uint64_t live_kernels_at(const struct shard *shard, const struct live *live, uin
     return KV_KERNELS_UNKNOWN; /* Its checkpoint is gone. */
 }
 
+uint32_t live_unmarked(const struct live *live)
+{
+    uint32_t tokens = live->state.tokens;
+    if (live->other_until > 0) return 0;
+    if (live->node != NULL) tokens = KV_MIN(tokens, live->node->approx_from);
+    if (live->replay_count > 0) tokens = KV_MIN(tokens, live->replays[0]);
+    return tokens;
+}
+
 void live_fall_back(struct live *live, struct kv_node *node)
 {
     uint32_t replays[KV_REPLAYS_MAX];

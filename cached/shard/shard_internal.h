@@ -46,6 +46,8 @@ struct live {
 struct live *live_acquire(struct shard *shard, struct kv_session *session);
 /* Notes in the session when what it held was never saved: its head falls back. */
 void live_note_loss(struct live *live);
+/* Tokens of its history that are neither marked nor of other kernels. */
+uint32_t live_unmarked(const struct live *live);
 /* Forgets windows, log and pages. */
 void live_release(struct shard *shard, struct live *live);
 /* Lets go of pages, log and node but stays the session's. */
@@ -178,6 +180,7 @@ struct flow {
     bool waits_session;                    /* Woken when its session is no longer claimed. */
     bool plan_only;                        /* Lookup: holds nothing, changes nothing. */
     bool probed;                           /* Lookup: it has waited for pages once. */
+    bool exact;                            /* Nothing approximate is used. */
     bool want_pending;     /* Decode: a pending token at the head is worth an image. */
     uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
 };
@@ -235,6 +238,9 @@ void resume_plan(struct flow *flow);
 void resume_read(struct flow *flow);
 /* A page is damaged: drops what lists it and starts over with the rest. */
 void resume_weaken(struct flow *flow, uint32_t page);
+/* Tokens a replay reruns, and how far below the rows a window may lie to be preferred: a window, or
+ * what rebuilds all windows exactly. */
+uint32_t resume_reach(const struct flow *flow);
 /* Nanoseconds since the last call. */
 uint64_t resume_lap(struct flow *flow);
 

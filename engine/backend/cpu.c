@@ -60,7 +60,7 @@ static kv_status cpu_open(struct eng_model *model, const char *model_dir, struct
         return status;
     }
     model->weights_digest = eng_checkpoint_digest(own->checkpoint);
-    model->bytes = own->weights.bytes;
+    model->bytes = own->weights.bytes + own->batch_bytes;
     model->backend = own;
     return KV_OK;
 }

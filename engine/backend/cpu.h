@@ -172,6 +172,7 @@ struct cpu_model {
     struct eng_compute compute;
     struct cpu_batch batch;
     void *batch_memory;
+    size_t batch_bytes;
 };
 
 /* Encoder outputs of the last window of encoded tokens: what the decoder starts from when another

@@ -237,6 +237,8 @@ kv_status cpu_batch_init(const struct eng_model *model, struct cpu_model *own, s
     if (own->batch_memory == NULL)
         return KV_FAIL(err, KV_NOMEM, "scratch of %zu bytes for %u rows", bytes, model->pass_rows);
     (void)lay_out(model, batch, own->batch_memory);
+    own->batch_bytes =
+        bytes + (size_t)eng_pool_threads(own->compute.pool) * ENG_COMPUTE_SCRATCH;
     return KV_OK;
 }
 

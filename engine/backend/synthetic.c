@@ -281,7 +281,7 @@ static void synthetic_pass(struct eng_model *model, const struct eng_pass_spans 
 
 const struct eng_backend_ops eng_backend_synthetic = {
     .name = "SYNTHETIC",
-    .revision = "synthetic 1",
+    .revision = "synthetic 2",
     .open = synthetic_open,
     .close = synthetic_close,
     .family = synthetic_kind,

@@ -18,15 +18,14 @@ uint32_t eng_model_draft_max(const struct eng_model *model)
 
 void eng_draft(struct eng_model *model, const struct eng_draft_item *items, uint32_t count)
 {
-    const uint32_t max = eng_model_draft_max(model);
-
+    assert(model->ops->draft != NULL && model->config.draft_stages > 0);
     for (uint32_t i = 0; i < count; i++) {
         const struct eng_session *session = items[i].session;
         assert(session->model == model);
         assert(!session->run.active);
         assert(session->has_windows && session->tokens > 0);
         assert(items[i].first < model->layout.vocab_tokens);
-        assert(items[i].max >= 1 && items[i].max <= max);
+        assert(items[i].max >= 1 && items[i].max <= model->config.draft_block);
     }
     model->ops->draft(model, items, count);
 }

@@ -273,19 +273,41 @@ static kv_status read_ids(struct eng_checkpoint *checkpoint, const char *dir, st
     return status;
 }
 
-static void hash_samples(struct kv_sha256_state *hash, const struct eng_checkpoint *checkpoint)
+/* Which shard the bytes of a tensor are in. */
+static const struct eng_mapping *mapping_of(const struct eng_checkpoint *checkpoint,
+                                            const struct eng_tensor *tensor)
 {
-    for (size_t i = 0; i < checkpoint->tensor_count; i++) {
-        const struct eng_tensor *tensor = checkpoint->tensors[i];
-        const size_t bytes = (size_t)KV_MIN(tensor->bytes, (uint64_t)ENG_SAMPLE_BYTES);
-        kv_sha256_update(hash, tensor->data, bytes);
-        kv_sha256_update(hash, tensor->data + tensor->bytes - bytes, bytes);
+    for (uint32_t i = 0;; i++) {
+        assert(i < checkpoint->shard_count);
+        const struct eng_mapping *mapping = eng_safetensors_mapping(checkpoint->shards[i].file);
+        if (tensor->data >= mapping->data && tensor->data < mapping->data + mapping->bytes)
+            return mapping;
     }
 }
 
-static void make_digest(struct eng_checkpoint *checkpoint, bool whole)
+static kv_status hash_samples(struct kv_sha256_state *hash, const struct eng_checkpoint *checkpoint,
+                              struct kv_error *err)
+{
+    uint8_t sample[2 * ENG_SAMPLE_BYTES];
+    kv_status status = KV_OK;
+
+    for (size_t i = 0; i < checkpoint->tensor_count && status == KV_OK; i++) {
+        const struct eng_tensor *tensor = checkpoint->tensors[i];
+        const struct eng_mapping *mapping = mapping_of(checkpoint, tensor);
+        const size_t bytes = (size_t)KV_MIN(tensor->bytes, (uint64_t)ENG_SAMPLE_BYTES);
+        const uint64_t first = (uint64_t)(tensor->data - mapping->data);
+        const uint64_t last = first + tensor->bytes - bytes;
+        status = eng_mapping_read(mapping, first, sample, bytes, err);
+        if (status == KV_OK) status = eng_mapping_read(mapping, last, sample + bytes, bytes, err);
+        if (status == KV_OK) kv_sha256_update(hash, sample, 2 * bytes);
+    }
+    return status;
+}
+
+static kv_status make_digest(struct eng_checkpoint *checkpoint, bool whole, struct kv_error *err)
 {
     struct kv_sha256_state hash;
+    kv_status status = KV_OK;
     uint8_t size[8];
 
     kv_sha256_init(&hash);
@@ -298,13 +320,10 @@ static void make_digest(struct eng_checkpoint *checkpoint, bool whole)
         kv_sha256_update(&hash, size, sizeof(size));
         kv_sha256_update(&hash, mapping->data,
                          (size_t)(whole ? mapping->bytes : eng_safetensors_data_at(file)));
-        /* A sample is one page: what stands around it need not be read. */
-        eng_mapping_scattered(mapping, !whole);
     }
-    if (!whole) hash_samples(&hash, checkpoint);
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++)
-        eng_mapping_scattered(eng_safetensors_mapping(checkpoint->shards[i].file), false);
+    if (!whole) status = hash_samples(&hash, checkpoint, err);
     kv_sha256_final(&hash, &checkpoint->digest);
+    return status;
 }
 
 kv_status eng_checkpoint_open_max(const char *dir, uint64_t whole_max,
@@ -323,7 +342,7 @@ kv_status eng_checkpoint_open_max(const char *dir, uint64_t whole_max,
         struct kv_digest content;
         status = eng_checkpoint_verify(checkpoint, NULL, NULL, &content, err);
     }
-    if (status == KV_OK) make_digest(checkpoint, whole);
+    if (status == KV_OK) status = make_digest(checkpoint, whole, err);
     if (status == KV_OK) status = eng_checkpoint_check(checkpoint, err);
     if (status != KV_OK) {
         eng_checkpoint_close(checkpoint);

@@ -78,8 +78,20 @@ struct pass {
     eng_checkpoint_progress *progress;
     void *context;
     uint64_t done, total;
+    uint64_t kept_from; /* Offset in the shard: pages before it were given back. */
     struct kv_error *err;
 };
+
+/* By stretches and not by tensors: touching the next page maps its neighbours again.  Of a small
+ * checkpoint the pages are wanted again at once. */
+static void give_back(struct pass *pass, const struct eng_mapping *mapping, uint64_t end)
+{
+    const uint64_t count = end - pass->kept_from;
+    if (pass->total <= ENG_CHECKPOINT_WHOLE_MAX) return;
+    if (count < PIECE_BYTES && end < mapping->bytes) return;
+    eng_mapping_forget(mapping, pass->kept_from, count);
+    pass->kept_from = end;
+}
 
 static kv_status step(struct pass *pass, uint64_t bytes)
 {
@@ -105,9 +117,7 @@ static kv_status read_tensor(struct pass *pass, const struct eng_mapping *mappin
         /* Zeros in place of a lost page say nothing. */
         if (eng_mapping_lost(mapping)) status = eng_mapping_check(mapping, pass->err);
         if (status == KV_OK) status = step(pass, bytes);
-        /* Of a small checkpoint the pages are wanted again at once. */
-        if (pass->total > ENG_CHECKPOINT_WHOLE_MAX)
-            eng_mapping_forget(mapping, (uint64_t)(data - mapping->data), bytes);
+        give_back(pass, mapping, (uint64_t)(data - mapping->data) + bytes);
     }
     return status;
 }
@@ -134,6 +144,7 @@ static kv_status read_shard(struct pass *pass, const struct eng_safetensors *fil
         sorted[i] = &tensors[i];
     qsort(sorted, count, sizeof(*sorted), by_data);
 
+    pass->kept_from = 0;
     kv_sha256_init(&hash);
     kv_sha256_update(&hash, mapping->data, (size_t)data_at);
     kv_status status = step(pass, data_at);

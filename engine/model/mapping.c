@@ -186,11 +186,22 @@ kv_status eng_mapping_check(const struct eng_mapping *mapping, struct kv_error *
     return KV_OK;
 }
 
-void eng_mapping_scattered(const struct eng_mapping *mapping, bool scattered)
+kv_status eng_mapping_read(const struct eng_mapping *mapping, uint64_t offset, void *data,
+                           size_t count, struct kv_error *err)
 {
-    if (mapping->data == NULL || eng_mapping_lost(mapping)) return;
-    (void)madvise((void *)(uintptr_t)mapping->data, (size_t)mapping->bytes,
-                  scattered ? MADV_RANDOM : MADV_NORMAL);
+    uint8_t *to = data;
+    size_t got = 0;
+
+    while (got < count) {
+        const ssize_t n = pread(mapping->fd, to + got, count - got, (off_t)(offset + got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return KV_FAIL_ERRNO(err, KV_IO, "%s", mapping->path);
+        if (n == 0)
+            return KV_FAIL(err, KV_IO, "%s: shrank while it was mapped, expected %llu bytes",
+                           mapping->path, (unsigned long long)mapping->bytes);
+        got += (size_t)n;
+    }
+    return KV_OK;
 }
 
 void eng_mapping_forget(const struct eng_mapping *mapping, uint64_t offset, uint64_t count)

@@ -42,8 +42,10 @@ bool eng_mapping_lost(const struct eng_mapping *mapping);
 /* KV_IO when the mapping is lost, or the file has another size or time than when it was opened. */
 kv_status eng_mapping_check(const struct eng_mapping *mapping, struct kv_error *err) KV_MUST_CHECK;
 
-/* Tells the kernel that pages are read here and there, or (false) that it may guess again. */
-void eng_mapping_scattered(const struct eng_mapping *mapping, bool scattered);
+/* Reads from the file and not through the mapping, which would bring in the pages around as well.
+ */
+kv_status eng_mapping_read(const struct eng_mapping *mapping, uint64_t offset, void *data,
+                           size_t count, struct kv_error *err) KV_MUST_CHECK;
 
 /* Gives back the memory of pages that were read; they are read again when touched. */
 void eng_mapping_forget(const struct eng_mapping *mapping, uint64_t offset, uint64_t count);

@@ -32,12 +32,26 @@ static bool node_matches(const struct kv_match *match, const struct kv_node *nod
     return memcmp(want.bytes, node->digest.bytes, sizeof(want.bytes)) == 0;
 }
 
+/* How much of the first `tokens` of the path to node counts. */
+static uint32_t counted(const struct kv_match *match, const struct kv_node *node, uint32_t tokens)
+{
+    if (!match->unmarked_only) return tokens;
+    uint32_t limit = KV_MIN(tokens, node->approx_from);
+    for (; node != NULL; node = node->parent) {
+        if (node->kernels == match->kernels) continue;
+        limit = KV_MIN(limit, node->parent == NULL ? 0 : node->parent->tokens);
+    }
+    return limit;
+}
+
 /* Longest, then of our own kernels, then the one with fewer clipped replays. */
 static bool node_better(const struct kv_match *match, const struct kv_node *a,
                         const struct kv_node *b)
 {
     if (b == NULL) return true;
-    if (a->tokens != b->tokens) return a->tokens > b->tokens;
+    const uint32_t a_tokens = counted(match, a, a->tokens);
+    const uint32_t b_tokens = counted(match, b, b->tokens);
+    if (a_tokens != b_tokens) return a_tokens > b_tokens;
     const bool ours = a->kernels == match->kernels;
     if (ours != (b->kernels == match->kernels)) return ours;
     return a->replay_total < b->replay_total;
@@ -63,7 +77,7 @@ static bool probe_worse(const struct kv_match_probe *a, const struct kv_match_pr
 
 static void probe_add(struct kv_match *match, const struct kv_match_probe *probe)
 {
-    match->sure = KV_MAX(match->sure, probe->lower);
+    match->sure = KV_MAX(match->sure, counted(match, probe->node, probe->lower));
     if ((uint64_t)probe->upper + match->reach < match->sure) return;
     if (match->probe_count == KV_MATCH_PROBES_MAX) probes_prune(match);
     if (match->probe_count < KV_MATCH_PROBES_MAX) {
@@ -139,7 +153,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
             match->any_seen = true;
             inside = node_matches(match, node);
             if (inside && node_better(match, node, match->node)) match->node = node;
-            if (inside) match->sure = KV_MAX(match->sure, node->tokens);
+            if (inside) match->sure = KV_MAX(match->sure, counted(match, node, node->tokens));
             if (inside) window_add(match, node);
             if (!inside) edge_probe(match, index, node);
         }
@@ -192,15 +206,16 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
                        uint32_t *ret_diverged)
 {
     struct kv_node *source = match->node;
-    uint32_t tokens = source == NULL ? 0 : source->tokens;
+    uint32_t tokens = source == NULL ? 0 : counted(match, source, source->tokens);
     uint32_t diverged = UINT32_MAX;
     bool goes_on = false; /* Something stored holds the whole prompt. */
 
     for (uint32_t i = 0; i < match->probe_count; i++) {
         const struct kv_match_probe *probe = &match->probes[i];
         assert(probe->resolved);
-        if (rows_better(match, probe->node, probe->share, source, tokens)) {
-            tokens = probe->share;
+        const uint32_t share = counted(match, probe->node, probe->share);
+        if (rows_better(match, probe->node, share, source, tokens)) {
+            tokens = share;
             source = probe->node;
         }
         if (probe->share >= KV_MIN(match->count, probe->node->tokens)) goes_on = true;
@@ -218,22 +233,22 @@ uint32_t kv_match_rows(const struct kv_match *match, struct kv_node **ret_source
 }
 
 /* As far as another one: of our own kernels, then with fewer clipped replays. */
-static bool window_better(uint64_t kernels, const struct kv_node *node, const struct kv_node *best,
-                          uint32_t cut)
+static bool window_better(const struct kv_match *match, const struct kv_node *node,
+                          const struct kv_node *best, uint32_t cut)
 {
-    const bool ours = kv_index_kernels_at(node, cut) == kernels;
-    if (ours != (kv_index_kernels_at(best, cut) == kernels)) return ours;
+    const bool ours = kv_index_kernels_at(node, cut) == match->kernels;
+    if (ours != (kv_index_kernels_at(best, cut) == match->kernels)) return ours;
     return node->replay_total < best->replay_total;
 }
 
 static void window_consider(const struct kv_layout *layout, struct kv_pool *pool, uint64_t now_ns,
-                            uint64_t kernels, struct kv_node *node, uint32_t share, uint32_t *best,
-                            struct kv_node **best_node)
+                            const struct kv_match *match, struct kv_node *node, uint32_t share,
+                            uint32_t *best, struct kv_node **best_node)
 {
     if (share == 0 || !kv_pool_has(pool, &node->image, now_ns)) return;
     const uint32_t cut = kv_image_cut(layout, &node->image_state, share);
-    if (cut == 0 || cut < *best) return;
-    if (cut > *best || (*best_node != NULL && window_better(kernels, node, *best_node, cut))) {
+    if (cut == 0 || cut < *best || counted(match, node, cut) < cut) return;
+    if (cut > *best || (*best_node != NULL && window_better(match, node, *best_node, cut))) {
         *best = cut;
         *best_node = node;
     }
@@ -241,14 +256,14 @@ static void window_consider(const struct kv_layout *layout, struct kv_pool *pool
 
 /* Nodes below `top` (itself included) that stand within the spare rows above `share`. */
 static void window_below(const struct kv_layout *layout, struct kv_pool *pool, uint64_t now_ns,
-                         uint64_t kernels, struct kv_node *top, uint32_t share, uint32_t *best,
-                         struct kv_node **best_node)
+                         const struct kv_match *match, struct kv_node *top, uint32_t share,
+                         uint32_t *best, struct kv_node **best_node)
 {
     const uint64_t reach = (uint64_t)share + layout->spare_tokens;
     struct kv_node *node = top;
     while (node != NULL) {
         const bool near = node->tokens <= reach;
-        if (near) window_consider(layout, pool, now_ns, kernels, node, share, best, best_node);
+        if (near) window_consider(layout, pool, now_ns, match, node, share, best, best_node);
         if (near && node->child != NULL) {
             node = node->child;
             continue;
@@ -268,13 +283,13 @@ uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *l
 
     for (uint32_t i = 0; i < match->window_count; i++) {
         struct kv_node *node = match->windows[i];
-        window_consider(layout, pool, now_ns, match->kernels, node, KV_MIN(node->tokens, most),
-                        &best, ret_node);
+        window_consider(layout, pool, now_ns, match, node, KV_MIN(node->tokens, most), &best,
+                        ret_node);
     }
     for (uint32_t i = 0; i < match->probe_count; i++) {
         const struct kv_match_probe *probe = &match->probes[i];
-        window_below(layout, pool, now_ns, match->kernels, probe->node, KV_MIN(probe->share, most),
-                     &best, ret_node);
+        window_below(layout, pool, now_ns, match, probe->node, KV_MIN(probe->share, most), &best,
+                     ret_node);
     }
     return best;
 }
@@ -282,10 +297,10 @@ uint32_t kv_match_window(const struct kv_match *match, const struct kv_layout *l
 bool kv_match_window_near(const struct kv_match_probe *probe, const struct kv_layout *layout,
                           struct kv_pool *pool, uint64_t now_ns)
 {
+    const struct kv_match any = {.kernels = probe->node->kernels};
     struct kv_node *node = NULL;
     uint32_t best = 0;
-    window_below(layout, pool, now_ns, probe->node->kernels, probe->node, probe->upper, &best,
-                 &node);
+    window_below(layout, pool, now_ns, &any, probe->node, probe->upper, &best, &node);
     return best > 0;
 }
 

@@ -34,8 +34,9 @@ struct kv_match {
     const uint32_t *ids;
     uint32_t count;                /* N */
     const struct kv_digest *chain; /* N / 128 + 1 values: D_0 .. D_floor(N/128) */
-    uint64_t kernels;              /* Of this process; set by the run. */
-    struct kv_node *node;          /* Deepest node matched whole; NULL: none. */
+    bool unmarked_only; /* Input: rows behind a clipped replay or of other kernels do not count. */
+    uint64_t kernels;   /* Of this process; set by the run. */
+    struct kv_node *node; /* Deepest node matched whole; NULL: none. */
     /* All that have a window, whichever branch they are of: the longest rows may lie on a branch
      * whose windows are gone, or go on below a node that another one of equal tokens hides. */
     struct kv_node *windows[KV_MATCH_WINDOWS_MAX];

@@ -435,8 +435,6 @@ def role_denied(w):
 @case("NOT_IMPLEMENTED")
 def not_implemented(w):
     client = w.daemon.client("alice")
-    fails(w.alice.Prefill, prefill(exact=True), code="UNIMPLEMENTED", reason="NOT_IMPLEMENTED",
-          field="exact")
     served = {"OpenSession", "Lookup", "Prefill", "Decode", "Checkpoint", "WaitDurable",
               "Rollback", "CloseSession", "ListSessions", "GetSession", "GetStats", "GetConfig",
               "AdvanceClock"}

@@ -174,6 +174,12 @@ def test_sessions(user):
 def test_stats_and_explain(ops):
     stats = ops.json("stats", "--json")
     d.check(len(stats["counters"]) > 5, "counters")
+    names = {c["name"] for c in stats["counters"]} | {l["name"] for l in stats["latencies"]}
+    for name in ("cached_engine_passes_total", "cached_engine_pass_rows",
+                 "cached_engine_pass_sessions", "cached_engine_tokens_per_second",
+                 "cached_engine_busy_seconds_total", "cached_engine_drafts_total",
+                 "stage_engine_queue"):
+        d.check(name in names, f"stats has {name}")
     d.check(all(c["name"].startswith("cached_") and c["help"] for c in stats["counters"]),
             "every counter has a name of ours and a meaning")
     reasons = ops.json("explain", "--json")["reasons"]

@@ -368,6 +368,16 @@ def test_good(models):
         got = verify(directory)
         d.equal(got.returncode, 0, f"verify {name}: {got.stderr}")
         d.check(re.match(r"OK tiny sha256:[0-9a-f]{64}\n", got.stdout), f"{name}: {got.stdout!r}")
+    # Same seed, same bytes; another seed, others.
+    again = make(os.path.join(d.scratch(), "again"), "--config", "tiny")
+    for name in (SINGLE, IDS, CONFIG):
+        d.equal(read(os.path.join(again, name)) == read(os.path.join(models["tiny"], name)), True,
+                f"{name} of the same seed")
+    other = make(os.path.join(d.scratch(), "other"), "--config", "tiny", "--seed", "4")
+    d.check(verify(other).stdout != verify(again).stdout, "another seed is another model")
+    small = make(os.path.join(d.scratch(), "small"), "--config", "small")
+    d.equal(verify(small).returncode, 0, "small, with its 8166 compressed ids")
+    shutil.rmtree(small)
     # What a text engine has no use for is not in its way.
     copy = os.path.join(d.scratch(), "vision")
     shutil.copytree(models["tiny"], copy)

@@ -214,6 +214,22 @@ def expect_part(part, whole, what, but=()):
                 check(row == rows[position], "%s: %s at %d is equal" % (what, name, position))
 
 
+def run_instruction_sets(runs):
+    """Those this machine has: the same bytes within a family, and for any chunk in each."""
+    families = {}
+    for isa in ("portable", "avx2", "avx512", "amx"):
+        got = runs.call("--isa", isa)
+        if got.returncode != 0:
+            check("this machine has no " + isa in got.stderr, got.stderr)
+            continue
+        dump = runs.dump("--isa", isa)
+        equal(dump.meta["isa"], isa, "meta")
+        expect_equal(runs.dump("--isa", isa, "--chunk", "11"), dump, isa + ", chunk 11")
+        first = families.setdefault(dump.meta["family"], dump)
+        expect_equal(dump, first, "%s in its family" % isa)
+    check("fp32" in families, "the portable family")
+
+
 def run_values(runs):
     ids = tokens(75, runs.image_id)
     runs.write(ids)
@@ -226,6 +242,7 @@ def run_values(runs):
     for chunk in ("1", "7", "16", "17", "64", "100000"):
         expect_equal(runs.dump("--chunk", chunk), whole, "chunk " + chunk)
     expect_equal(runs.dump("--threads", "1"), whole, "one thread")
+    run_instruction_sets(runs)
     everything = runs.dump("--prefill", "all")
     check_shapes(runs, everything, 75, all_rows=True)
     check_lists(runs, everything)

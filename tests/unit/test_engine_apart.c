@@ -46,7 +46,8 @@ static void forget_tails(struct eng_session *session, uint32_t position, const u
 static void forget_old_rows(struct eng_session *session, uint32_t layer, uint32_t first,
                             uint32_t count, const uint8_t *rows)
 {
-    if (count > 1) apart_window_write(session, layer, first + 1, count - 1, rows + 1);
+    const uint32_t bytes = session->model->layout.window_row_bytes;
+    if (count > 1) apart_window_write(session, layer, first + 1, count - 1, rows + bytes);
 }
 
 /* The addresses really are closed to everybody else. */

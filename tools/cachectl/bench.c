@@ -17,8 +17,8 @@ static const struct {
     const char *name;
     int (*run)(struct ctl *ctl, const struct bench_engine_options *options);
 } engine_benches[] = {
-    {"prefill", bench_prefill}, {"threads", bench_threads},           {"resume", bench_resume},
-    {"decode", bench_decode},   {"batch-replay", bench_batch_replay},
+    {"prefill", bench_prefill}, {"threads", bench_threads}, {"resume", bench_resume},
+    {"decode", bench_decode},   {"draft", bench_draft},     {"batch-replay", bench_batch_replay},
 };
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
@@ -74,9 +74,11 @@ const struct command command_bench = {
         "threads       prefill with two threads beside one\n"
         "resume        50 new tokens after EXACT and REPLAY beside a session that stayed live\n"
         "decode        16 sessions sharing passes beside one\n"
+        "draft         one session with engine.draft = auto beside off; starts its own daemons\n"
         "batch-replay  16 sessions without windows back together, beside one long prompt and\n"
         "              one by one\n\n"
-        "The engine's benchmarks run in this process on the model `small` with random weights.\n"
+        "The engine's benchmarks run on the model `small` with random weights, in this process\n"
+        "where nothing else is said.\n"
         "A target that is missed is reported as missed; the exit code stays 0.",
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,

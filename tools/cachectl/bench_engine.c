@@ -54,7 +54,10 @@ int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_option
         return CLIENT_EXIT_FAILED;
     }
     ctl_say(ctl, "making the model `small` in %s", ret_dir->path);
-    char *const argv[] = {tool, quiet, name, seed, one, ret_dir->path, NULL};
+    char flag[32] = "";
+    if (options->make_flag != NULL) (void)snprintf(flag, sizeof(flag), "%s", options->make_flag);
+    char *const argv[] = {
+        tool, quiet, name, seed, one, ret_dir->path, flag[0] != '\0' ? flag : NULL, NULL};
     const pid_t pid = spawn_process(argv, "/dev/null");
     if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0) return CLIENT_EXIT_OK;
     ctl_error("mkmodel could not make the model in %s: is there room for 300 MB?", ret_dir->path);

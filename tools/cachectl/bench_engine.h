@@ -16,6 +16,7 @@ struct bench_engine_options {
     const char *model_dir; /* NULL: `small`, made and removed again. */
     uint64_t threads;      /* 0: one per core. */
     bool quick;
+    const char *make_flag; /* One more flag for mkmodel; NULL: none. */
 };
 
 /* A directory with a model in it.  Owned by: the benchmark. */

@@ -13,4 +13,5 @@ int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options);
 int bench_threads(struct ctl *ctl, const struct bench_engine_options *options);
 int bench_resume(struct ctl *ctl, const struct bench_engine_options *options);
 int bench_decode(struct ctl *ctl, const struct bench_engine_options *options);
+int bench_draft(struct ctl *ctl, const struct bench_engine_options *options);
 int bench_batch_replay(struct ctl *ctl, const struct bench_engine_options *options);

@@ -291,7 +291,7 @@ static void take_sources(const struct runner *runner, struct run_tensors *tensor
 
 static void take_draft(const struct runner *runner, struct run_tensors *tensors)
 {
-    const uint32_t max = eng_model_draft_max(runner->model);
+    const uint32_t max = eng_model_config(runner->model)->draft_block;
     const struct eng_sampling greedy = {.temperature = 0, .top_p = 1};
     uint32_t tokens[ENG_DRAFT_BLOCK_MAX];
     float confidence[ENG_DRAFT_BLOCK_MAX];

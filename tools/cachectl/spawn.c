@@ -171,13 +171,14 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
     (void)snprintf(text, sizeof(text),
                    "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
                    "[state]\ndir = %s/state\n"
-                   "[engine]\nbackend = %s\n%s%s\n"
+                   "[engine]\nbackend = %s\n%s%s\n%s%s\n"
                    "[hbm]\nbytes = 512MiB\n[pool]\nbytes = 512MiB\n"
                    "[ssd]\nbytes = 4GiB\nsegment_bytes = 16MiB\n"
                    "[log]\nlevel = warn\n[clock]\nmode = virtual\n",
                    spawn->dir, spawn->dir, spawn->dir, options->backend,
                    options->model_dir ? "model_dir = " : "",
-                   options->model_dir ? options->model_dir : "");
+                   options->model_dir ? options->model_dir : "", options->draft ? "draft = " : "",
+                   options->draft ? options->draft : "");
     (void)snprintf(path, sizeof(path), "%s/conf", spawn->dir);
     return write_file(path, text);
 }

@@ -15,6 +15,7 @@ struct spawn_options {
     const char *daemon;    /* NULL: ../cached/cached beside this program. */
     const char *backend;   /* "cpu" or "synthetic" */
     const char *model_dir; /* NULL: the synthetic backend's own layout. */
+    const char *draft;     /* engine.draft; NULL: its default. */
 };
 
 /* Owned by: the caller's stack. */

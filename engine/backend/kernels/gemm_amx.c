@@ -24,8 +24,8 @@
 
 #include <assert.h>
 
-/* Steps of a piece; its decoded weights are 2 x 6 KiB. */
-#define CHUNK 6u
+/* Steps of a piece; its decoded weights are 2 x 8 KiB. */
+#define CHUNK 8u
 #define CHUNK_F32 2u
 _Static_assert(3 * CHUNK_F32 <= CHUNK, "three parts fit");
 
@@ -71,6 +71,7 @@ struct pass {
     struct piece next;
     struct weights *to;
     struct amx_job job;
+    uint32_t wild; /* Bit i: unit panel + i is decoded the slow way. */
     uint32_t jobs, jobs_done;
     uint32_t slots, credit; /* One job is due each jobs / slots steps. */
 };
@@ -105,7 +106,12 @@ static void feed_begin(struct pass *pass, struct weights *to, uint32_t slots)
                           ? chunk_bytes
                           : row_bytes * ENG_GEMM_UNIT * pass->panel_units -
                                 (size_t)piece->step * AMX_STEP * bits / 8;
-    pass->job.is_wild = amx_is_wild(m, piece->unit * ENG_GEMM_UNIT);
+    const uint32_t bit = 1u << (piece->unit - pass->panel);
+    if (piece->step == 0) {
+        pass->wild &= ~bit;
+        if (amx_is_wild(m, piece->unit * ENG_GEMM_UNIT)) pass->wild |= bit;
+    }
+    pass->job.is_wild = (pass->wild & bit) != 0;
 }
 
 static void feed_one(struct pass *pass)

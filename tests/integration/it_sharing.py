@@ -1,0 +1,74 @@
+"""Many callers and one engine: who waits for whom, and what happens when the model goes away."""
+
+import os
+import shutil
+import threading
+import time
+
+from daemon import check, equal, expect, scratch
+from talk import MISS, Box, Talk, case, model_dir, run_cases, tokens
+
+CHUNK = 64
+
+
+def computed(box):
+    return box.counter("cached_engine_prefill_tokens_total")
+
+
+@case
+def a_short_turn_does_not_wait_for_long_prompts():
+    """One user with ten prompts of 8k, another's turn of 50 tokens waits for two chunks at most: the
+    one under way, and the one it shares a pass with.  One more may begin on either side of it before
+    the counter is read."""
+    box = Box("cpu", {"engine.chunk_tokens": str(CHUNK), "engine.live_sessions": "16",
+                      "hbm.bytes": "128MiB", "pool.bytes": "64MiB"}).start()
+    for number in range(10):
+        talk = Talk(box.client(), f"long{number}")
+        threading.Thread(target=long_prefill, args=(talk, number), daemon=True).start()
+    while computed(box) < 4 * CHUNK:
+        pass
+    bob = Talk(box.client("bob"), "short")
+    waited = []
+    for _ in range(5):
+        before = computed(box)
+        got = bob.prefill(tokens(50))
+        waited.append(computed(box) - before - got.computed_tokens)
+        equal(got.outcome, MISS, "a new prompt each time")
+    print(f"rows of others while a turn of 50 tokens ran: {waited}")
+    check(min(waited) <= 2 * CHUNK, f"two chunks: {waited}")
+    check(max(waited) <= 4 * CHUNK, f"two chunks, and one on either side: {waited}")
+    before = computed(box)
+    answer = bob.decode(20, temperature=1.0, seed=2)
+    per_step = (computed(box) - before) / len(answer.tokens)
+    print(f"rows of others for each decoded token: {per_step:.1f}")
+    check(per_step <= 1.5 * CHUNK, "a step waits for one chunk")
+    check(computed(box) < 10 * 8192, "they were not done before")
+    box.hang_up()  # Nobody waits any more: the prompts end at the next pass.
+    box.kill()
+
+
+def long_prefill(talk, number):
+    try:
+        talk.prefill([(number * 31 + i * 7) % 500 for i in range(8192)], timeout=120)
+    except Exception:  # The daemon goes away while they run.
+        pass
+
+
+@case
+def a_model_file_that_shrinks_ends_calls_not_the_daemon():
+    path = os.path.join(scratch(), "model")
+    shutil.copytree(model_dir(), path)
+    box = Box("cpu", {"engine.model_dir": path}).start()
+    talk = Talk(box.client(), "s")
+    prompt = tokens(200)
+    talk.prefill(prompt)
+    os.truncate(os.path.join(path, "model.safetensors"), 8192)
+    expect(talk.prefill, prompt + tokens(80), code="INTERNAL", reason="INTERNAL", field="engine")
+    expect(talk.prefill, tokens(20), code="INTERNAL", reason="INTERNAL", field="engine")
+    time.sleep(0.2)  # The shard looks every 50 ms.
+    check("a file of the model" in box.stats().health, f"health says so: {box.stats().health}")
+    equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
+    box.stop()
+
+
+run_cases(__doc__)
