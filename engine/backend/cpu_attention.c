@@ -94,28 +94,34 @@ static void load_windows(struct cpu_batch *batch, const void *arg, uint32_t firs
         load_window(batch, &batch->spans[i], group->layer, thread);
 }
 
-/* Makes the thread's list rows those of row t. */
+/* Entries that the last row of t's span sees, as far as they fit into a list. */
+static uint32_t entries_ahead(const struct cpu_batch *batch, uint32_t layer, uint32_t t)
+{
+    const struct cpu_span *span = &batch->spans[batch->rows[t].span];
+    const uint32_t end = span->first + span->count;
+    return KV_MIN(end / batch->config->ratio[layer], batch->config->index_topk);
+}
+
+/* Makes the thread's list rows those of row t, which has some. */
 static void load_list(struct cpu_batch *batch, uint32_t layer, uint32_t t,
                       struct cpu_thread *thread)
 {
     const struct eng_config *c = batch->config;
     const struct eng_session *session = batch->rows[t].session;
     const uint32_t *list = batch->list + (size_t)t * c->index_topk;
-    const uint32_t count = batch->list_count[t], source = c->rows_source[layer];
-    const bool all = count > 0 && list[count - 1] == count - 1; /* The first `count` entries. */
+    const uint32_t source = c->rows_source[layer];
+    uint32_t count = batch->list_count[t];
+    const bool all = list[count - 1] == count - 1; /* The first `count` entries. */
     const bool same = thread->list_session == session && thread->list_source == source;
-    uint32_t first = 0;
 
-    if (all && same && thread->list_number == 0) {
-        first = thread->list_count;
-        if (count <= first) return;
-    } else if (!all && same && thread->list_number == batch->list_number && thread->list_row == t) {
-        return;
-    }
-    for (uint32_t i = first; i < count; i++)
-        thread->packed[i - first] = cpu_entry_row(session, source, list[i], true);
-    batch->compute->attend->prepare(&thread->list, cpu_row_kind(batch, ENG_ROW_MAIN), first,
-                                    thread->packed, count - first);
+    if (all && same && thread->list_number == 0 && count <= thread->list_count) return;
+    if (!all && same && thread->list_number == batch->list_number && thread->list_row == t) return;
+    /* The rows behind this one will want a few more of the same. */
+    if (all) count = entries_ahead(batch, layer, t);
+    for (uint32_t i = 0; i < count; i++)
+        thread->packed[i] = cpu_entry_row(session, source, all ? i : list[i], true);
+    batch->compute->attend->prepare(&thread->list, cpu_row_kind(batch, ENG_ROW_MAIN), 0,
+                                    thread->packed, count);
     thread->list_session = session;
     thread->list_source = source;
     thread->list_count = count;
