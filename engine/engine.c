@@ -67,14 +67,14 @@ static kv_status read_options(struct eng_model *model, const struct eng_options 
     return KV_OK;
 }
 
-/* Rows as bf16 values. */
+/* Rows as fp32 values. */
 static kv_status widen_rows(struct eng_model *model, struct kv_error *err)
 {
     struct kv_layout *layout = &model->layout;
-    layout->window_row_bytes = 2 * model->config.head_dim;
+    layout->window_row_bytes = 4 * model->config.head_dim;
     for (uint32_t i = 0; i < layout->source_count; i++) {
-        layout->sources[i].main_bytes = 2 * model->config.head_dim;
-        layout->sources[i].index_bytes = 2 * model->config.index_dim;
+        layout->sources[i].main_bytes = 4 * model->config.head_dim;
+        layout->sources[i].index_bytes = 4 * model->config.index_dim;
     }
     return kv_layout_finish(layout, err);
 }

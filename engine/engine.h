@@ -21,6 +21,7 @@
  * of clipped replays; never of chunk size, pass, thread count or what else ran.
  */
 
+#include "engine/backend/kernels/isa.h"
 #include "kvstore/base/digest.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/image.h"
@@ -35,21 +36,18 @@ struct eng_session;
 
 enum eng_backend { ENG_BACKEND_CPU, ENG_BACKEND_SYNTHETIC };
 
-/* Instruction sets of the CPU backend.  AUTO: the best this machine has. */
-enum eng_isa { ENG_ISA_AUTO, ENG_ISA_PORTABLE, ENG_ISA_AVX2, ENG_ISA_AVX512, ENG_ISA_AMX };
-
 struct eng_options {
     enum eng_backend backend;
     /* Directory with config.json and model.safetensors.  For SYNTHETIC: NULL takes the layout of
      * `tiny`; otherwise only config.json is read. */
     const char *model_dir;
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
-    enum eng_isa isa;
-    uint32_t threads; /* 0: one per core. */
+    enum eng_isa isa;      /* Of the CPU backend. */
+    uint32_t threads;      /* 0: one per core. */
     /* Most encoder rows, and most decoder rows, of one pass: 1 .. ENG_PASS_ROWS_MAX, 0: the
      * default.  Scratch is sized by it; no bit depends on it. */
     uint32_t pass_rows;
-    bool quant_off;   /* Activations unrounded, rows as bf16 values: to compare with others. */
+    bool quant_off;   /* No activation is rounded, rows are fp32: to compare with others. */
     bool prefill_all; /* The decoder runs over every token of a prefill, not the last window. */
 };
 

@@ -14,18 +14,18 @@
 #include <assert.h>
 #include <stdlib.h>
 
-static kv_status choose_kernels(const struct eng_model *model, struct cpu_model *own,
-                                struct kv_error *err)
+static kv_status open_compute(const struct eng_model *model, struct cpu_model *own,
+                              struct kv_error *err)
 {
-    static const char *const names[] = {[ENG_ISA_PORTABLE] = "portable",
-                                        [ENG_ISA_AVX2] = "avx2",
-                                        [ENG_ISA_AVX512] = "avx512",
-                                        [ENG_ISA_AMX] = "amx"};
-    own->kernels = eng_kernels_best();
-    if (model->isa == ENG_ISA_AUTO) return KV_OK;
-    for (unsigned i = 0; (own->kernels = eng_kernels_at(i)) != NULL; i++)
-        if (strcmp(own->kernels->name, names[model->isa]) == 0) return KV_OK;
-    return KV_FAIL(err, KV_INVALID, "instruction set: this machine has no %s", names[model->isa]);
+    const struct eng_config *c = &model->config;
+
+    if (c->head_dim > ENG_ATTEND_DIM_MAX || c->index_dim > ENG_ATTEND_DIM_MAX)
+        return KV_FAIL(err, KV_INVALID, "config: head_dim and index_head_dim are at most %u",
+                       ENG_ATTEND_DIM_MAX);
+    const kv_status status =
+        eng_compute_open(model->isa, model->threads, KV_THREAD_ANY, &own->compute, err);
+    if (status == KV_OK && model->quant_off) eng_compute_unround(&own->compute);
+    return status;
 }
 
 static void cpu_free(struct cpu_model *own)
@@ -33,6 +33,7 @@ static void cpu_free(struct cpu_model *own)
     eng_fetch_destroy(own->fetch);
     free(own->engram_tables);
     free(own->batch_memory);
+    eng_compute_close(&own->compute);
     eng_weights_fini(&own->weights);
     eng_checkpoint_close(own->checkpoint);
     free(own);
@@ -51,7 +52,7 @@ static kv_status cpu_open(struct eng_model *model, const char *model_dir, struct
                 KV_FAIL(err, KV_INVALID, "%s: config.json changed while it was read", model_dir);
     }
     if (status == KV_OK) status = eng_weights_load(own->checkpoint, &own->weights, err);
-    if (status == KV_OK) status = choose_kernels(model, own, err);
+    if (status == KV_OK) status = open_compute(model, own, err);
     if (status == KV_OK) status = cpu_batch_init(model, own, err);
     if (status == KV_OK) status = cpu_engram_open(model, own, err);
     if (status != KV_OK) {
@@ -72,13 +73,14 @@ static void cpu_close(struct eng_model *model)
 
 static const char *cpu_family(const struct eng_model *model)
 {
-    return "fp32";
+    const struct cpu_model *own = model->backend;
+    return own->compute.family;
 }
 
 static const char *cpu_isa(const struct eng_model *model)
 {
     const struct cpu_model *own = model->backend;
-    return own->kernels->name;
+    return eng_isa_name(own->compute.isa);
 }
 
 static bool cpu_lost(const struct eng_model *model)
@@ -102,17 +104,13 @@ void cpu_block(struct cpu_batch *batch, uint32_t layer, bool write_rows)
 {
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
 
-    cpu_mix(batch, &weights->hc_attn);
-    cpu_collapse(batch, weights->attn_norm);
+    cpu_read(batch, &weights->hc_attn, weights->attn_norm);
     cpu_attention(batch, layer, write_rows);
-    /* The FFN reads with the attention's pre-mix; the mixes below would overwrite it. */
-    cpu_hand_on(batch);
-    cpu_expand(batch);
-    cpu_mix(batch, &weights->hc_ffn);
-    cpu_collapse(batch, weights->ffn_norm);
+    /* The FFN reads with the attention's pre-mix, which this hands on. */
+    cpu_write(batch, false);
+    cpu_read(batch, &weights->hc_ffn, weights->ffn_norm);
     cpu_moe(batch, layer);
-    cpu_expand(batch);
-    cpu_hand_on(batch);
+    cpu_write(batch, true);
 }
 
 /* All that happens to the streams before a layer reads them. */
@@ -128,6 +126,7 @@ static void enter_layer(struct cpu_batch *batch, uint32_t layer)
         probe->before_layer(probe->context, &rows, batch->streams + span->row * width,
                             batch->g + (size_t)span->row * ENG_STREAMS);
     }
+    if (probe != NULL && probe->before_layer != NULL) batch->is_packed = false;
     cpu_engram(batch, layer);
     cpu_tap(batch, layer);
 }
@@ -146,19 +145,52 @@ void cpu_leave_layer(struct cpu_batch *batch, uint32_t layer)
     }
 }
 
-void cpu_embed(struct cpu_batch *batch)
+static void embed_rows(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                       struct cpu_thread *thread)
 {
     static const float one_hot[ENG_STREAMS] = {1.0f, 0.0f, 0.0f, 0.0f};
     const size_t hidden = batch->config->hidden;
 
-    for (uint32_t t = 0; t < batch->count; t++) {
-        const uint32_t id = cpu_row_id(batch, t);
-        const float *row = batch->model->weights.embed + (size_t)id * hidden;
-        assert(id < batch->config->vocab);
-        for (size_t s = 0; s < ENG_STREAMS; s++)
-            memcpy(batch->streams + (t * ENG_STREAMS + s) * hidden, row, hidden * sizeof(float));
+    for (uint32_t t = first; t < last; t++) {
+        float *streams = batch->streams + t * ENG_STREAMS * hidden;
+        eng_weights_row(&batch->model->weights.embed, cpu_row_id(batch, t), streams);
+        for (size_t s = 1; s < ENG_STREAMS; s++)
+            memcpy(streams + s * hidden, streams, hidden * sizeof(float));
         memcpy(batch->g + ENG_STREAMS * (size_t)t, one_hot, sizeof(one_hot));
     }
+}
+
+void cpu_embed(struct cpu_batch *batch)
+{
+    cpu_each(batch, batch->count, ENG_PACK_ROWS, embed_rows, NULL);
+    batch->is_packed = false;
+}
+
+/* Streams in and out of what a session keeps of them: bf16, exact, or fp32 with quant_off. */
+static void keep_streams(const struct cpu_batch *batch, const float *streams, size_t slot,
+                         uint8_t *encoded)
+{
+    const size_t width = (size_t)ENG_STREAMS * batch->config->hidden;
+    uint16_t *halves = (uint16_t *)(void *)encoded + slot * width;
+    if (batch->owner->quant_off) {
+        memcpy(encoded + slot * width * sizeof(float), streams, width * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < width; i++)
+        halves[i] = (uint16_t)(eng_bits_of(streams[i]) >> 16);
+}
+
+static void recall_streams(const struct cpu_batch *batch, const uint8_t *encoded, size_t slot,
+                           float *streams)
+{
+    const size_t width = (size_t)ENG_STREAMS * batch->config->hidden;
+    const uint16_t *halves = (const uint16_t *)(const void *)encoded + slot * width;
+    if (batch->owner->quant_off) {
+        memcpy(streams, encoded + slot * width * sizeof(float), width * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < width; i++)
+        streams[i] = eng_bf16_decode(halves[i]);
 }
 
 /* Of each span what a later pass may decode: the last window at most. */
@@ -174,8 +206,7 @@ static void keep_encoded(struct cpu_batch *batch)
         const size_t slot = row->position % c->window;
         if (row->position + c->window < span->first + span->count) continue;
         if (row->position < row->session->run.decode_first) continue;
-        for (size_t i = 0; i < width; i++)
-            own->encoded[slot * width + i] = eng_bf16_encode(batch->streams[t * width + i]);
+        keep_streams(batch, batch->streams + t * width, slot, own->encoded);
         memcpy(own->encoded_g + slot * ENG_STREAMS, batch->g + (size_t)t * ENG_STREAMS,
                ENG_STREAMS * sizeof(float));
     }
@@ -184,6 +215,7 @@ static void keep_encoded(struct cpu_batch *batch)
 static void encode(struct cpu_batch *batch, const struct eng_pass_spans *spans)
 {
     const struct eng_config *c = batch->config;
+    struct cpu_products products = {.count = 0};
 
     batch->streams = batch->encoder_streams;
     batch->g = batch->encoder_g;
@@ -196,7 +228,9 @@ static void encode(struct cpu_batch *batch, const struct eng_pass_spans *spans)
         cpu_leave_layer(batch, layer);
     }
     enter_layer(batch, c->encoder_layers);
-    cpu_collapse(batch, batch->model->weights.layers[c->encoder_layers].attn_norm);
+    cpu_read(batch, NULL, batch->model->weights.layers[c->encoder_layers].attn_norm);
+    cpu_rows_products(batch, c->encoder_layers, &products);
+    cpu_products_run(batch, &products);
     cpu_write_rows(batch, c->encoder_layers);
     keep_encoded(batch);
 }
@@ -233,8 +267,7 @@ static void load_encoded(struct cpu_batch *batch, const struct eng_pass_spans *s
             memcpy(streams, batch->encoder_streams + (size_t)from * width, width * sizeof(float));
             g = batch->encoder_g + (size_t)from * ENG_STREAMS;
         } else {
-            for (size_t i = 0; i < width; i++)
-                streams[i] = eng_bf16_decode(own->encoded[slot * width + i]);
+            recall_streams(batch, own->encoded, slot, streams);
         }
         memcpy(batch->g + (size_t)t * ENG_STREAMS, g, ENG_STREAMS * sizeof(float));
     }
@@ -245,18 +278,23 @@ static bool shows_logits(const struct cpu_batch *batch)
     return batch->owner->probe != NULL && batch->owner->probe->logits != NULL;
 }
 
-/* Logits of `count` rows, gathered in head_x, to where each wants them. */
+/* Logits of `count` rows to where each wants them. */
 static void make_logits(struct cpu_batch *batch, const uint32_t *rows, uint32_t count)
 {
     const struct eng_config *c = batch->config;
     const struct eng_probe *probe = batch->owner->probe;
-    const size_t padded = eng_pad_lanes(c->vocab);
+    struct eng_pack_args packing =
+        cpu_packing(batch, batch->x, c->hidden, count, c->hidden, false, batch->packed_head);
+    struct cpu_products products = {.count = 0};
 
-    cpu_linear(batch, &batch->model->weights.head, batch->head_x, c->hidden, count, batch->head_y,
-               padded, false);
+    packing.index = rows;
+    cpu_pack(batch, &packing);
+    cpu_product(batch, &products, &batch->model->weights.head, batch->packed_head, count,
+                batch->head_y, false);
+    cpu_products_run(batch, &products);
     for (uint32_t i = 0; i < count; i++) {
         const struct cpu_row *row = &batch->rows[rows[i]];
-        const float *logits = batch->head_y + i * padded;
+        const float *logits = batch->head_y + (size_t)i * c->vocab;
         if (eng_wants_logits(row->session, row->position))
             memcpy(eng_logits_of(row->session, row->position), logits, c->vocab * sizeof(float));
         if (!shows_logits(batch)) continue;
@@ -270,22 +308,16 @@ static void make_logits(struct cpu_batch *batch, const uint32_t *rows, uint32_t 
 
 static void finish_rows(struct cpu_batch *batch)
 {
-    const struct eng_config *c = batch->config;
     const bool all = shows_logits(batch) && batch->owner->probe->all_logits;
-    uint32_t rows[CPU_HEAD_ROWS];
     uint32_t count = 0;
 
-    cpu_collapse(batch, batch->model->weights.norm);
-    for (uint32_t t = 0; t < batch->count; t++) {
-        if (!all && !eng_wants_logits(batch->rows[t].session, batch->rows[t].position)) continue;
-        memcpy(batch->head_x + (size_t)count * c->hidden, batch->x + (size_t)t * c->hidden,
-               c->hidden * sizeof(float));
-        rows[count++] = t;
-        if (count < CPU_HEAD_ROWS) continue;
-        make_logits(batch, rows, count);
-        count = 0;
-    }
-    if (count > 0) make_logits(batch, rows, count);
+    for (uint32_t t = 0; t < batch->count; t++)
+        if (all || eng_wants_logits(batch->rows[t].session, batch->rows[t].position))
+            batch->head_rows[count++] = t;
+    if (count == 0) return;
+    cpu_read(batch, NULL, batch->model->weights.norm);
+    for (uint32_t i = 0; i < count; i += CPU_HEAD_ROWS)
+        make_logits(batch, batch->head_rows + i, KV_MIN(CPU_HEAD_ROWS, count - i));
 }
 
 static void decode(struct cpu_batch *batch, const struct eng_pass_spans *spans)

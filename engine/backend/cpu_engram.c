@@ -106,33 +106,59 @@ static void add_gated(const struct cpu_batch *batch, const float *qk, const floa
                             batch->kernels->rms_inverse(key, hidden, eps) / sqrtf((float)hidden);
         const float gate = gate_of(gate_dot(x, key, qk + (size_t)s * hidden, hidden) * scale);
         for (uint32_t i = 0; i < hidden; i++)
-            x[i] = eng_bf16_round(x[i] + gate * value[i]);
+            x[i] = x[i] + gate * value[i];
+        batch->kernels->round(x, hidden);
     }
+}
+
+struct part {
+    uint32_t index;
+    const uint8_t *table_rows;
+};
+
+static void look_up(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                    struct cpu_thread *thread)
+{
+    const struct part *part = arg;
+    const struct eng_config *c = batch->config;
+    const uint32_t columns = eng_config_engram_columns(c), width = columns * c->engram_dim;
+    const uint32_t bytes = eng_engram_row_bytes(&batch->model->weights.engram[part->index].table);
+    const struct eng_pack_args packing =
+        cpu_packing(batch, batch->engram_x, width, batch->count, width, true, batch->packed_engram);
+
+    for (uint32_t i = first * columns; i < last * columns; i++)
+        eng_window_row_decode(part->table_rows + (size_t)i * bytes, c->engram_dim,
+                              batch->engram_x + (size_t)i * c->engram_dim);
+    cpu_pack_rows(batch, &packing, first, last);
+}
+
+static void add_rows(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                     struct cpu_thread *thread)
+{
+    const struct part *part = arg;
+    const struct eng_config *c = batch->config;
+    const float *qk = batch->model->weights.engram[part->index].qk;
+
+    for (uint32_t t = first; t < last; t++)
+        if (eng_run_id(batch->rows[t].session, batch->rows[t].position) != c->image_id)
+            add_gated(batch, qk, batch->engram_kv + (size_t)t * (ENG_STREAMS + 1) * c->hidden,
+                      batch->streams + (size_t)t * ENG_STREAMS * c->hidden);
 }
 
 void cpu_engram(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
-    const struct eng_engram_weights *engram = batch->model->weights.engram;
-    const uint32_t columns = eng_config_engram_columns(c);
-    const size_t width = (size_t)columns * c->engram_dim;
-    const size_t kv_width = (size_t)(ENG_STREAMS + 1) * c->hidden;
-    uint32_t index = 0;
+    struct cpu_products products = {.count = 0};
+    struct part part = {0};
 
-    while (index < c->engram_count && c->engram_layers[index] != layer)
-        index++;
-    if (index == c->engram_count) return;
-    engram += index;
-    const uint8_t *rows = eng_fetch_wait(batch->model->fetch, index);
-    const uint32_t row_bytes = eng_engram_row_bytes(&engram->table);
-    for (uint32_t i = 0; i < batch->count * columns; i++)
-        eng_window_row_decode(rows + (size_t)i * row_bytes, c->engram_dim,
-                              batch->engram_x + (size_t)i * c->engram_dim);
-    cpu_quantize(batch, batch->engram_x, batch->count * width, batch->engram_x);
-    cpu_linear(batch, &engram->wkv, batch->engram_x, width, batch->count, batch->engram_kv,
-               kv_width, true);
-    for (uint32_t t = 0; t < batch->count; t++)
-        if (eng_run_id(batch->rows[t].session, batch->rows[t].position) != c->image_id)
-            add_gated(batch, engram->qk, batch->engram_kv + t * kv_width,
-                      batch->streams + (size_t)t * ENG_STREAMS * c->hidden);
+    while (part.index < c->engram_count && c->engram_layers[part.index] != layer)
+        part.index++;
+    if (part.index == c->engram_count) return;
+    part.table_rows = eng_fetch_wait(batch->model->fetch, part.index);
+    cpu_each(batch, batch->count, ENG_PACK_ROWS, look_up, &part);
+    cpu_product(batch, &products, &batch->model->weights.engram[part.index].wkv,
+                batch->packed_engram, batch->count, batch->engram_kv, true);
+    cpu_products_run(batch, &products);
+    cpu_each(batch, batch->count, ENG_PACK_ROWS, add_rows, &part);
+    batch->is_packed = false;
 }

@@ -1,10 +1,10 @@
 /*
  * The indexer (the model's specification, sections 2.5 and 2.6): which rows a query attends to.
  *
- * Scores stay fp32 from the dot to the sum over heads; larger wins, then the smaller index.  Keys
- * are decoded in tiles, each once for the rows of a session, and offered in ascending index to a
- * heap per row, so memory does not grow with the context.  The products of FP4 values are exact, so
- * a score does not depend on how keys were grouped.
+ * Scores stay fp32 from the dot to the sum over heads; larger wins, then the smaller index.  Up
+ * to CPU_TILE_ROWS rows of a session meet a tile of keys together, which are offered in ascending
+ * index to each row's best, so memory does not grow with the context.  A score depends on its query
+ * and key alone, not on how keys were grouped.
  */
 
 #include "engine/backend/cpu.h"
@@ -13,65 +13,76 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdlib.h>
 
 void cpu_top_reset(struct cpu_top *top, uint32_t max)
 {
+    assert(max < top->room);
     top->count = 0;
     top->max = max;
+    top->is_full = false;
 }
 
-static bool is_worse(const struct cpu_top *top, uint32_t a, uint32_t b)
+/* The value at `rank` of `values` in descending order; they change places. */
+static float find_rank(float *values, uint32_t count, uint32_t rank)
 {
-    if (top->scores[a] != top->scores[b]) return top->scores[a] < top->scores[b];
-    return top->indices[a] > top->indices[b];
-}
+    uint32_t low = 0, high = count - 1;
 
-static void swap(struct cpu_top *top, uint32_t a, uint32_t b)
-{
-    const float score = top->scores[a];
-    const uint32_t index = top->indices[a];
-    top->scores[a] = top->scores[b];
-    top->indices[a] = top->indices[b];
-    top->scores[b] = score;
-    top->indices[b] = index;
-}
-
-void cpu_top_insert(struct cpu_top *top, float score, uint32_t index)
-{
-    if (top->count < top->max) {
-        uint32_t at = top->count++;
-        top->scores[at] = score;
-        top->indices[at] = index;
-        while (at > 0 && is_worse(top, at, (at - 1) / 2)) {
-            swap(top, at, (at - 1) / 2);
-            at = (at - 1) / 2;
+    while (low < high) {
+        const float pivot = values[low + (high - low) / 2];
+        uint32_t i = low, j = high;
+        for (;;) {
+            while (values[i] > pivot)
+                i++;
+            while (values[j] < pivot)
+                j--;
+            if (i >= j) break;
+            const float value = values[i];
+            values[i++] = values[j];
+            values[j--] = value;
         }
-        return;
+        /* [low, j] are not less than the pivot, [j + 1, high] not more, and j < high. */
+        if (rank <= j)
+            high = j;
+        else
+            low = j + 1;
     }
-    top->scores[0] = score;
-    top->indices[0] = index;
-    for (uint32_t at = 0;;) {
-        uint32_t child = 2 * at + 1;
-        if (child >= top->count) return;
-        if (child + 1 < top->count && is_worse(top, child + 1, child)) child++;
-        if (!is_worse(top, child, at)) return;
-        swap(top, at, child);
-        at = child;
-    }
+    return values[low];
 }
 
-static int ascending(const void *a, const void *b)
+void cpu_top_cut(struct cpu_top *top)
 {
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? -1 : x > y;
+    uint32_t above = 0, kept = 0;
+
+    if (top->count < top->max) return;
+    memcpy(top->order, top->scores, top->count * sizeof(*top->order));
+    top->least = find_rank(top->order, top->count, top->max - 1);
+    for (uint32_t i = 0; i < top->count; i++)
+        above += top->scores[i] > top->least;
+    for (uint32_t i = 0, equal = top->max - above; i < top->count; i++) {
+        if (top->scores[i] < top->least) continue;
+        if (top->scores[i] == top->least) {
+            if (equal == 0) continue;
+            equal--;
+        }
+        top->scores[kept] = top->scores[i];
+        top->indices[kept++] = top->indices[i];
+    }
+    top->count = kept;
+    top->is_full = true;
 }
 
-static uint32_t take_sorted(const struct cpu_top *top, uint32_t *list)
+uint32_t cpu_top_take(struct cpu_top *top, uint32_t *list)
 {
+    cpu_top_cut(top);
     memcpy(list, top->indices, top->count * sizeof(*list));
-    qsort(list, top->count, sizeof(*list), ascending);
     return top->count;
+}
+
+static uint32_t take_all(uint32_t count, uint32_t *list)
+{
+    for (uint32_t i = 0; i < count; i++)
+        list[i] = i;
+    return count;
 }
 
 /* Entries a query at `position` may see. */
@@ -88,47 +99,35 @@ const uint8_t *cpu_entry_row(const struct eng_session *session, uint32_t source,
                 : eng_index_row(session, source, position);
 }
 
-/* Slots beyond `keys` repeat the last one; nobody reads their scores. */
-static void pack_keys(struct cpu_batch *batch, const uint8_t **rows, uint32_t keys)
-{
-    const uint32_t dim = batch->config->index_dim;
-    for (uint32_t k = keys; k < eng_pad_lanes(keys); k++)
-        rows[k] = rows[keys - 1];
-    for (uint32_t k = 0; k < keys; k += ENG_LANES)
-        cpu_key_unpack(batch, rows + k, batch->tile + (size_t)k * dim);
-}
-
-/* Scores of `keys` packed keys for tokens [t, t + tokens): row t of tile_score, first head. */
-static void score_tile(struct cpu_batch *batch, uint32_t t, uint32_t tokens, uint32_t keys)
+/* Scores of the thread's keys for `rows` rows, whose queries begin at row `from` of the tile. */
+static void score_keys(const struct cpu_batch *batch, const struct cpu_tile *tile, uint32_t from,
+                       uint32_t rows, uint32_t keys, struct cpu_thread *thread)
 {
     const struct eng_config *c = batch->config;
-    const size_t stride = (size_t)c->index_heads * CPU_TILE;
+    const uint32_t t = tile->row + from;
+    const size_t width = (size_t)c->index_heads * c->index_dim;
 
-    batch->kernels->matmul(&(struct eng_matmul_args){
-        .packed = batch->tile,
-        .n = keys,
-        .k = c->index_dim,
-        .x = batch->iq + (size_t)t * c->index_heads * c->index_dim,
-        .x_stride = c->index_dim,
-        .y = batch->tile_score + t * stride,
-        .y_stride = CPU_TILE,
-        .count = tokens * c->index_heads,
-    });
-    for (uint32_t n = t; n < t + tokens; n++) {
-        float *score = batch->tile_score + n * stride;
-        const float *w = batch->iw + (size_t)n * eng_pad_lanes(c->index_heads);
-        for (uint32_t k = 0; k < keys; k++)
-            score[k] = w[0] * (score[k] > 0 ? score[k] : 0);
-        for (uint32_t h = 1; h < c->index_heads; h++) {
-            const float *dot = score + (size_t)h * CPU_TILE;
-            for (uint32_t k = 0; k < keys; k++)
-                score[k] += w[h] * (dot[k] > 0 ? dot[k] : 0);
-        }
-    }
+    batch->compute->attend->pack_queries(batch->iq + t * width, rows, c->index_heads, c->index_dim,
+                                         thread->queries);
+    batch->compute->attend->score(
+        &(struct eng_score_args){
+            .queries = thread->queries,
+            .tokens = rows,
+            .heads = c->index_heads,
+            .dim = c->index_dim,
+            .weights = batch->iw + (size_t)t * c->index_heads,
+            .weights_stride = c->index_heads,
+            .kind = cpu_row_kind(batch, ENG_ROW_INDEX),
+            .keys = thread->keys,
+            .key_count = keys,
+            .scores = thread->scores + (size_t)from * CPU_TILE_KEYS,
+            .scores_stride = CPU_TILE_KEYS,
+        },
+        thread->scratch);
 }
 
-static void offer_blocks(struct cpu_batch *batch, uint32_t t, uint32_t first, uint32_t end,
-                         uint32_t seen, const float *score)
+static void offer_blocks(const struct cpu_batch *batch, struct cpu_top *top, uint32_t first,
+                         uint32_t end, uint32_t seen, const float *score)
 {
     const uint32_t size = batch->config->candidate_block;
     for (uint32_t begin = first; begin < end; begin += size) {
@@ -137,95 +136,130 @@ static void offer_blocks(struct cpu_batch *batch, uint32_t t, uint32_t first, ui
             best = score[j - first] > best ? score[j - first] : best;
         /* The block of the newest visible entry is always in. */
         if (begin / size == (seen - 1) / size) best = INFINITY;
-        cpu_top_offer(&batch->top_blocks[t], best, begin / size);
+        cpu_top_offer(top, best, begin / size);
     }
 }
 
-/* Full layers: every visible entry of the layer's own source. */
-static void select_from_all(struct cpu_batch *batch, const struct cpu_span *span, uint32_t layer)
+/* Entries from 0 on for rows [from, to) of a tile, which see more than they may take. */
+static void score_all(struct cpu_batch *batch, uint32_t layer, const struct cpu_tile *tile,
+                      uint32_t from, uint32_t to, struct cpu_thread *thread)
 {
     const struct eng_config *c = batch->config;
+    const struct eng_session *session = batch->spans[tile->span].session;
     const uint32_t source = c->rows_source[layer];
     const bool candidates = layer == c->encoder_layers;
-    const uint32_t end = visible(batch, layer, span->first + span->count - 1);
-    const uint8_t *rows[CPU_TILE];
+    const uint32_t end = visible(batch, layer, batch->rows[tile->row + to - 1].position);
 
-    for (uint32_t t = span->row; t < span->row + span->count; t++) {
-        cpu_top_reset(&batch->top[t], c->index_topk);
-        cpu_top_reset(&batch->top_blocks[t], c->candidate_blocks);
+    for (uint32_t i = from; i < to; i++) {
+        cpu_top_reset(&thread->top[i], c->index_topk);
+        cpu_top_reset(&thread->blocks[i], c->candidate_blocks);
     }
-    for (uint32_t first = 0; first < end; first += CPU_TILE) {
-        const uint32_t keys = KV_MIN(end - first, CPU_TILE);
+    for (uint32_t first = 0; first < end; first += CPU_TILE_KEYS) {
+        const uint32_t keys = KV_MIN(end - first, CPU_TILE_KEYS);
         for (uint32_t k = 0; k < keys; k++)
-            rows[k] = cpu_entry_row(span->session, source, first + k, false);
-        pack_keys(batch, rows, keys);
-        score_tile(batch, span->row, span->count, keys);
-        for (uint32_t t = span->row; t < span->row + span->count; t++) {
-            const uint32_t seen = visible(batch, layer, batch->rows[t].position);
-            const float *score = batch->tile_score + (size_t)t * c->index_heads * CPU_TILE;
+            thread->keys[k] = cpu_entry_row(session, source, first + k, false);
+        score_keys(batch, tile, from, to - from, keys, thread);
+        for (uint32_t i = from; i < to; i++) {
+            const uint32_t seen = visible(batch, layer, batch->rows[tile->row + i].position);
+            const float *score = thread->scores + (size_t)i * CPU_TILE_KEYS;
             if (seen <= first) continue;
             const uint32_t count = KV_MIN(seen - first, keys);
             for (uint32_t k = 0; k < count; k++)
-                cpu_top_offer(&batch->top[t], score[k], first + k);
-            if (candidates) offer_blocks(batch, t, first, first + count, seen, score);
+                cpu_top_offer(&thread->top[i], score[k], first + k);
+            if (candidates)
+                offer_blocks(batch, &thread->blocks[i], first, first + count, seen, score);
         }
     }
-    for (uint32_t t = span->row; candidates && t < span->row + span->count; t++)
-        batch->block_count[t] =
-            take_sorted(&batch->top_blocks[t], batch->blocks + (size_t)t * c->candidate_blocks);
 }
 
-/* Reindex layers: only entries of the candidate blocks, which differ from token to token. */
-static void select_from_candidates(struct cpu_batch *batch, uint32_t layer, uint32_t t)
+/* Only entries of the candidate blocks, which differ from token to token. */
+static void score_candidates(struct cpu_batch *batch, uint32_t layer, const struct cpu_tile *tile,
+                             uint32_t i, struct cpu_thread *thread)
 {
     const struct eng_config *c = batch->config;
+    const uint32_t t = tile->row + i, source = c->rows_source[layer];
     const struct cpu_row *row = &batch->rows[t];
-    const uint32_t source = c->rows_source[layer];
     const uint32_t seen = visible(batch, layer, row->position);
     const uint32_t *blocks = batch->blocks + (size_t)t * c->candidate_blocks;
-    const float *score = batch->tile_score + (size_t)t * c->index_heads * CPU_TILE;
-    uint32_t entries[CPU_TILE];
-    const uint8_t *rows[CPU_TILE];
+    const float *score = thread->scores + (size_t)i * CPU_TILE_KEYS;
     uint32_t keys = 0;
 
-    cpu_top_reset(&batch->top[t], c->index_topk);
+    cpu_top_reset(&thread->top[i], c->index_topk);
     for (uint32_t b = 0; b < batch->block_count[t]; b++) {
-        for (uint32_t i = 0; i < c->candidate_block; i++) {
-            const uint32_t entry = blocks[b] * c->candidate_block + i;
+        for (uint32_t n = 0; n < c->candidate_block; n++) {
+            const uint32_t entry = blocks[b] * c->candidate_block + n;
             if (entry >= seen) break;
-            rows[keys] = cpu_entry_row(row->session, source, entry, false);
-            entries[keys++] = entry;
+            thread->keys[keys] = cpu_entry_row(row->session, source, entry, false);
+            thread->entries[keys++] = entry;
         }
-        if (b + 1 < batch->block_count[t] && keys + c->candidate_block <= CPU_TILE) continue;
-        pack_keys(batch, rows, keys);
-        score_tile(batch, t, 1, keys);
+        if (b + 1 < batch->block_count[t] && keys + c->candidate_block <= CPU_TILE_KEYS) continue;
+        score_keys(batch, tile, i, 1, keys, thread);
         for (uint32_t k = 0; k < keys; k++)
-            cpu_top_offer(&batch->top[t], score[k], entries[k]);
+            cpu_top_offer(&thread->top[i], score[k], thread->entries[k]);
         keys = 0;
     }
 }
 
-static void make_queries(struct cpu_batch *batch, uint32_t layer)
+/* Every visible block is a candidate of row t. */
+static bool takes_all_blocks(const struct cpu_batch *batch, uint32_t layer, uint32_t t)
+{
+    const uint32_t size = batch->config->candidate_block;
+    const uint32_t seen = visible(batch, layer, batch->rows[t].position);
+    return batch->block_count[t] == (seen + size - 1) / size;
+}
+
+/* Lists of the rows of a tile from the first that is not trivial on; returns that row's place.
+ * What is visible is in the list, and its blocks candidates, until there is more than that. */
+static uint32_t take_trivial(struct cpu_batch *batch, uint32_t layer, const struct cpu_tile *tile)
 {
     const struct eng_config *c = batch->config;
-    const struct eng_layer *weights = &batch->model->weights.layers[layer];
-    const uint32_t dim = c->index_dim;
-    const uint32_t padded = eng_pad_lanes(c->index_heads);
-    const float scale = (1.0f / sqrtf((float)dim)) * (1.0f / sqrtf((float)c->index_heads));
+    uint32_t i = 0;
 
-    cpu_linear(batch, &weights->ix_wq_b, batch->qrq, c->q_lora, batch->count, batch->iq,
-               (size_t)c->index_heads * dim, true);
-    cpu_linear(batch, &weights->ix_proj, batch->x, c->hidden, batch->count, batch->iw, padded,
-               true);
-    for (uint32_t t = 0; t < batch->count; t++) {
-        const float *rope = batch->rope_yarn + (size_t)t * c->rope_dim;
-        for (uint32_t h = 0; h < c->index_heads; h++) {
-            float *q = batch->iq + ((size_t)t * c->index_heads + h) * dim;
-            cpu_rotate(batch, rope, q, dim, false);
-            cpu_key_round(batch, q);
-            batch->iw[(size_t)t * padded + h] *= scale;
-        }
+    for (; i < tile->count; i++) {
+        const uint32_t t = tile->row + i;
+        const uint32_t seen = visible(batch, layer, batch->rows[t].position);
+        if (seen > c->index_topk) break;
+        if (!eng_config_owns_rows(c, layer) && !takes_all_blocks(batch, layer, t)) break;
+        batch->list_count[t] = take_all(seen, batch->list + (size_t)t * c->index_topk);
+        if (layer != c->encoder_layers) continue;
+        const uint32_t blocks = (seen + c->candidate_block - 1) / c->candidate_block;
+        assert(blocks <= c->candidate_blocks);
+        batch->block_count[t] = take_all(blocks, batch->blocks + (size_t)t * c->candidate_blocks);
     }
+    return i;
+}
+
+static void select_tile(struct cpu_batch *batch, uint32_t layer, const struct cpu_tile *tile,
+                        struct cpu_thread *thread)
+{
+    const struct eng_config *c = batch->config;
+    const bool owns = eng_config_owns_rows(c, layer);
+    const uint32_t begin = take_trivial(batch, layer, tile);
+
+    for (uint32_t from = begin, to; from < tile->count; from = to) {
+        to = from;
+        while (to < tile->count && (owns || takes_all_blocks(batch, layer, tile->row + to)))
+            to++;
+        if (to > from)
+            score_all(batch, layer, tile, from, to, thread);
+        else
+            score_candidates(batch, layer, tile, to++, thread);
+    }
+    for (uint32_t i = begin; i < tile->count; i++) {
+        const uint32_t t = tile->row + i;
+        batch->list_count[t] =
+            cpu_top_take(&thread->top[i], batch->list + (size_t)t * c->index_topk);
+        if (layer == c->encoder_layers)
+            batch->block_count[t] =
+                cpu_top_take(&thread->blocks[i], batch->blocks + (size_t)t * c->candidate_blocks);
+    }
+}
+
+static void select_tiles(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                         struct cpu_thread *thread)
+{
+    for (uint32_t i = first; i < last; i++)
+        select_tile(batch, *(const uint32_t *)arg, &batch->tiles[i], thread);
 }
 
 static void show_lists(struct cpu_batch *batch, uint32_t layer)
@@ -247,16 +281,7 @@ static void show_lists(struct cpu_batch *batch, uint32_t layer)
 
 void cpu_publish_list(struct cpu_batch *batch, uint32_t layer)
 {
-    const struct eng_config *c = batch->config;
-
-    make_queries(batch, layer);
-    if (eng_config_owns_rows(c, layer))
-        for (uint32_t i = 0; i < batch->span_count; i++)
-            select_from_all(batch, &batch->spans[i], layer);
-    else
-        for (uint32_t t = 0; t < batch->count; t++)
-            select_from_candidates(batch, layer, t);
-    for (uint32_t t = 0; t < batch->count; t++)
-        batch->list_count[t] = take_sorted(&batch->top[t], batch->list + (size_t)t * c->index_topk);
+    cpu_each(batch, batch->tile_count, 1, select_tiles, &layer);
+    batch->list_number++;
     show_lists(batch, layer);
 }

@@ -62,41 +62,84 @@ static void finish_mix(const struct eng_hc *hc, const float *fn, float inverse, 
     sinkhorn(mix->comb, eps, iterations);
 }
 
-void cpu_mix(struct cpu_batch *batch, const struct eng_hc *hc)
+/* The streams of rows [first, last) as products take them, and their rms. */
+static void pack_streams(struct cpu_batch *batch, uint32_t first, uint32_t last)
 {
-    const struct eng_config *c = batch->config;
-    const size_t width = (size_t)ENG_STREAMS * c->hidden;
-
-    cpu_linear(batch, &hc->fn, batch->streams, width, batch->count, batch->z, 32, false);
-    for (uint32_t t = 0; t < batch->count; t++) {
-        const float inverse =
-            batch->kernels->rms_inverse(batch->streams + t * width, width, c->rms_eps);
-        finish_mix(hc, batch->z + (size_t)t * 32, inverse, c->hc_eps, c->sinkhorn_iters,
-                   &batch->mix[t]);
-    }
+    const uint32_t width = ENG_STREAMS * batch->config->hidden;
+    const struct eng_pack_args packing = cpu_packing(batch, batch->streams, width, batch->count,
+                                                     width, false, batch->packed_streams);
+    for (uint32_t t = first; t < last; t++)
+        batch->inverse[t] = batch->kernels->rms_inverse(batch->streams + (size_t)t * width, width,
+                                                        batch->config->rms_eps);
+    cpu_pack_rows(batch, &packing, first, last);
 }
 
-void cpu_collapse(struct cpu_batch *batch, const float *norm)
+static void prepare_rows(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                         struct cpu_thread *thread)
 {
+    pack_streams(batch, first, last);
+}
+
+struct reading {
+    const struct eng_hc *hc;
+    const float *norm;
+};
+
+static void read_rows(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                      struct cpu_thread *thread)
+{
+    const struct reading *reading = arg;
     const struct eng_config *c = batch->config;
-    for (uint32_t t = 0; t < batch->count; t++) {
+    const struct eng_pack_args plain =
+        cpu_packing(batch, batch->x, c->hidden, batch->count, c->hidden, false, batch->packed_x);
+    const struct eng_pack_args quantized =
+        cpu_packing(batch, batch->x, c->hidden, batch->count, c->hidden, true, batch->packed_xq);
+
+    for (uint32_t t = first; t < last; t++) {
+        if (reading->hc != NULL)
+            finish_mix(reading->hc, batch->z + (size_t)t * 24, batch->inverse[t], c->hc_eps,
+                       c->sinkhorn_iters, &batch->mix[t]);
         batch->kernels->collapse(batch->streams + (size_t)t * ENG_STREAMS * c->hidden,
-                                 batch->g + (size_t)t * ENG_STREAMS, c->hidden, batch->scratch);
-        batch->kernels->rms(batch->scratch, norm, c->hidden, c->rms_eps,
+                                 batch->g + (size_t)t * ENG_STREAMS, c->hidden, thread->row);
+        batch->kernels->rms(thread->row, reading->norm, c->hidden, c->rms_eps,
                             batch->x + (size_t)t * c->hidden);
     }
+    cpu_pack_rows(batch, &plain, first, last);
+    cpu_pack_rows(batch, &quantized, first, last);
 }
 
-void cpu_expand(struct cpu_batch *batch)
+void cpu_read(struct cpu_batch *batch, const struct eng_hc *hc, const float *norm)
 {
-    const size_t hidden = batch->config->hidden;
-    for (uint32_t t = 0; t < batch->count; t++)
-        batch->kernels->expand(batch->streams + t * ENG_STREAMS * hidden, batch->sub + t * hidden,
+    const struct reading reading = {hc, norm};
+    struct cpu_products products = {.count = 0};
+
+    if (hc != NULL) {
+        if (!batch->is_packed) cpu_each(batch, batch->count, ENG_PACK_ROWS, prepare_rows, NULL);
+        cpu_product(batch, &products, &hc->fn, batch->packed_streams, batch->count, batch->z,
+                    false);
+        cpu_products_run(batch, &products);
+    }
+    cpu_each(batch, batch->count, ENG_PACK_ROWS, read_rows, &reading);
+}
+
+static void write_rows(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                       struct cpu_thread *thread)
+{
+    const bool moe = *(const bool *)arg;
+    const uint32_t hidden = batch->config->hidden;
+
+    for (uint32_t t = first; t < last; t++) {
+        float *sub = moe ? thread->row : batch->sub + (size_t)t * hidden;
+        if (moe) cpu_moe_sum(batch, t, sub);
+        batch->kernels->expand(batch->streams + (size_t)t * ENG_STREAMS * hidden, sub,
                                batch->mix[t].post, batch->mix[t].comb, hidden);
+        memcpy(batch->g + ENG_STREAMS * (size_t)t, batch->mix[t].pre, sizeof(batch->mix[t].pre));
+    }
+    pack_streams(batch, first, last);
 }
 
-void cpu_hand_on(struct cpu_batch *batch)
+void cpu_write(struct cpu_batch *batch, bool moe)
 {
-    for (uint32_t t = 0; t < batch->count; t++)
-        memcpy(batch->g + ENG_STREAMS * (size_t)t, batch->mix[t].pre, sizeof(batch->mix[t].pre));
+    cpu_each(batch, batch->count, ENG_PACK_ROWS, write_rows, &moe);
+    batch->is_packed = true;
 }

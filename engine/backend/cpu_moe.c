@@ -7,7 +7,7 @@
  */
 
 #include "engine/backend/cpu.h"
-#include "engine/model/quant.h"
+#include "kvstore/base/bytes.h"
 
 #include <math.h>
 #include <string.h>
@@ -49,89 +49,55 @@ static void route(const struct eng_config *c, uint32_t layer, const float *bias,
     }
 }
 
-/* expert_y = expert(x) for `count` rows whose x is already quantized. */
-static void run_expert(struct cpu_batch *batch, const struct eng_expert *expert, const float *x,
-                       uint32_t count)
-{
-    const struct eng_config *c = batch->config;
-    const uint32_t width = c->moe_width;
-
-    cpu_linear(batch, &expert->w1, x, c->hidden, count, batch->expert_a, width, true);
-    cpu_linear(batch, &expert->w3, x, c->hidden, count, batch->expert_b, width, true);
-    for (uint32_t n = 0; n < count; n++)
-        batch->kernels->gate(batch->expert_a + (size_t)n * width,
-                             batch->expert_b + (size_t)n * width, width, c->swiglu_limit,
-                             batch->expert_scale[n], batch->expert_h + (size_t)n * width);
-    cpu_quantize(batch, batch->expert_h, (size_t)count * width, batch->expert_h);
-    cpu_linear(batch, &expert->w2, batch->expert_h, width, count, batch->expert_y, c->hidden, true);
-}
-
-static void add_to(float *sum, const float *y, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        sum[i] += y[i];
-}
-
-/* Slots of `chosen` by expert; within one, rows ascend. */
+/* Slots by expert; within one, rows ascend.  Each expert's packed slots begin a block. */
 static void sort_by_expert(struct cpu_batch *batch, uint32_t layer)
 {
     const uint32_t experts = cpu_experts(batch->config, layer);
-    const uint32_t slots = batch->count * cpu_experts_active(batch->config, layer);
-    uint32_t *first = batch->expert_first;
-    uint32_t at = 0;
+    const uint32_t active = cpu_experts_active(batch->config, layer);
+    const uint32_t slots = batch->count * active;
+    uint32_t *first = batch->expert_first, *block = batch->expert_block;
 
-    memset(first, 0, (experts + 1) * sizeof(*first));
+    memset(first, 0, (experts + 2) * sizeof(*first));
     for (uint32_t i = 0; i < slots; i++)
-        first[batch->chosen[i]]++;
-    for (uint32_t e = 0; e <= experts; e++) {
-        const uint32_t count = first[e];
-        first[e] = at;
-        at += count;
+        first[batch->chosen[i] + 2]++;
+    for (uint32_t e = 0; e < experts; e++)
+        first[e + 2] += first[e + 1];
+    for (uint32_t i = 0; i < slots; i++) {
+        const uint32_t slot = first[batch->chosen[i] + 1]++;
+        batch->slot_of[i] = slot;
+        batch->slot_row[slot] = i / active;
+        batch->slot_weight[slot] = batch->chosen_weight[i];
     }
-    for (uint32_t i = 0; i < slots; i++)
-        batch->expert_slot[first[batch->chosen[i]]++] = i;
-    /* Each now holds where the next one begins. */
-    memmove(first + 1, first, experts * sizeof(*first));
-    first[0] = 0;
+    block[0] = 0;
+    for (uint32_t e = 0; e < experts; e++)
+        block[e + 1] = block[e] + eng_pack_blocks(first[e + 1] - first[e]);
+    for (uint32_t t = 0; t < batch->count; t++)
+        batch->slot_weight[slots + t] = 1.0f;
 }
 
-static void run_routed(struct cpu_batch *batch, uint32_t layer, uint32_t e)
+static void route_rows(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                       struct cpu_thread *thread)
 {
     const struct eng_config *c = batch->config;
-    const struct eng_expert *expert = &batch->model->weights.layers[layer].experts[e];
+    const uint32_t layer = *(const uint32_t *)arg;
+    const struct eng_layer *weights = &batch->model->weights.layers[layer];
     const uint32_t active = cpu_experts_active(c, layer);
-    const uint32_t *slots = batch->expert_slot + batch->expert_first[e];
-    const uint32_t count = batch->expert_first[e + 1] - batch->expert_first[e];
 
-    if (count == 0) return;
-    for (uint32_t n = 0; n < count; n++) {
-        const size_t row = slots[n] / active;
-        memcpy(batch->expert_x + (size_t)n * c->hidden, batch->xq + row * c->hidden,
-               c->hidden * sizeof(float));
-        batch->expert_scale[n] = batch->chosen_weight[slots[n]];
+    for (uint32_t t = first; t < last; t++) {
+        const bool image = batch->draft_ids == NULL && cpu_row_id(batch, t) == c->image_id;
+        route(c, layer, image ? weights->gate_bias_vl : weights->gate_bias,
+              batch->gate + (size_t)t * cpu_experts(c, layer), batch->chosen + (size_t)t * active,
+              batch->chosen_weight + (size_t)t * active);
     }
-    run_expert(batch, expert, batch->expert_x, count);
-    for (uint32_t n = 0; n < count; n++)
-        add_to(batch->sub + (size_t)(slots[n] / active) * c->hidden,
-               batch->expert_y + (size_t)n * c->hidden, c->hidden);
 }
 
 static void choose_experts(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
-    const struct eng_layer *weights = &batch->model->weights.layers[layer];
     const struct eng_probe *probe = batch->owner->probe;
     const uint32_t active = cpu_experts_active(c, layer);
-    const size_t padded = eng_pad_lanes(cpu_experts(c, layer));
 
-    cpu_linear(batch, &weights->gate, batch->x, c->hidden, batch->count, batch->gate, padded,
-               false);
-    for (uint32_t t = 0; t < batch->count; t++) {
-        const bool image = batch->draft_ids == NULL && cpu_row_id(batch, t) == c->image_id;
-        route(c, layer, image ? weights->gate_bias_vl : weights->gate_bias,
-              batch->gate + t * padded, batch->chosen + (size_t)t * active,
-              batch->chosen_weight + (size_t)t * active);
-    }
+    cpu_each(batch, batch->count, ENG_PACK_ROWS, route_rows, &layer);
     for (uint32_t i = 0; probe != NULL && probe->experts != NULL && i < batch->span_count; i++) {
         const struct cpu_span *span = &batch->spans[i];
         const struct eng_probe_rows rows = cpu_probe_rows(span, layer);
@@ -140,21 +106,131 @@ static void choose_experts(struct cpu_batch *batch, uint32_t layer)
     }
 }
 
-void cpu_moe(struct cpu_batch *batch, uint32_t layer)
+/* The shared expert is the last, and its slots are the rows. */
+static uint32_t expert_rows(const struct cpu_batch *batch, uint32_t experts, uint32_t e)
+{
+    return e == experts ? batch->count : batch->expert_first[e + 1] - batch->expert_first[e];
+}
+
+static void *packed_of(const struct cpu_batch *batch, uint8_t *packed, uint32_t e, uint32_t k)
+{
+    return packed +
+           eng_compute_packed_bytes(batch->compute, batch->expert_block[e] * ENG_PACK_ROWS, k);
+}
+
+static struct eng_gemm_args expert_product(const struct cpu_batch *batch,
+                                           const struct eng_matrix *matrix, const void *packed,
+                                           uint32_t experts, uint32_t e, float *y)
+{
+    return (struct eng_gemm_args){.matrix = matrix,
+                                  .packed = packed,
+                                  .rows = expert_rows(batch, experts, e),
+                                  .y = y + (size_t)batch->expert_first[e] * matrix->n,
+                                  .y_stride = matrix->n,
+                                  .round_bf16 = !batch->owner->quant_off};
+}
+
+/* Inputs of all routed experts, gathered, then gate and up of all experts. */
+static void widen(struct cpu_batch *batch, uint32_t layer)
 {
     const struct eng_config *c = batch->config;
     const struct eng_layer *weights = &batch->model->weights.layers[layer];
-    const size_t total = (size_t)batch->count * c->hidden;
+    const uint32_t experts = cpu_experts(c, layer);
+    uint32_t packs = 0, gemms = 0;
 
+    for (uint32_t e = 0; e <= experts; e++) {
+        const struct eng_expert *expert = e < experts ? &weights->experts[e] : &weights->shared;
+        const void *packed =
+            e < experts ? packed_of(batch, batch->packed_slots, e, c->hidden) : batch->packed_xq;
+        if (expert_rows(batch, experts, e) == 0) continue;
+        if (e < experts) {
+            struct eng_pack_args *pack = &batch->expert_packs[packs++];
+            *pack =
+                cpu_packing(batch, batch->x, c->hidden, expert_rows(batch, experts, e), c->hidden,
+                            true, packed_of(batch, batch->packed_slots, e, c->hidden));
+            pack->index = batch->slot_row + batch->expert_first[e];
+        }
+        batch->expert_gemms[gemms++] =
+            expert_product(batch, &expert->w1, packed, experts, e, batch->slot_a);
+        batch->expert_gemms[gemms++] =
+            expert_product(batch, &expert->w3, packed, experts, e, batch->slot_b);
+    }
+    eng_compute_pack(batch->compute, batch->expert_packs, packs);
+    eng_compute_gemm(batch->compute, batch->expert_gemms, gemms);
+}
+
+/* h of the slots in a block of packed slots; the blocks of the shared expert are the last. */
+static void gate_blocks(struct cpu_batch *batch, const void *arg, uint32_t first, uint32_t last,
+                        struct cpu_thread *thread)
+{
+    const struct eng_config *c = batch->config;
+    const uint32_t width = c->moe_width;
+    const uint32_t experts = cpu_experts(c, *(const uint32_t *)arg);
+    uint32_t e = 0;
+
+    for (uint32_t block = first; block < last; block++) {
+        while (e < experts && block >= batch->expert_block[e + 1])
+            e++;
+        const uint32_t from = (block - batch->expert_block[e]) * ENG_PACK_ROWS;
+        const uint32_t to = KV_MIN(from + ENG_PACK_ROWS, expert_rows(batch, experts, e));
+        float *h = batch->slot_a + (size_t)batch->expert_first[e] * width;
+        const float *up = batch->slot_b + (size_t)batch->expert_first[e] * width;
+        for (uint32_t n = from; n < to; n++)
+            batch->kernels->gate(h + (size_t)n * width, up + (size_t)n * width, width,
+                                 c->swiglu_limit, batch->slot_weight[batch->expert_first[e] + n],
+                                 h + (size_t)n * width);
+        const struct eng_pack_args packing = cpu_packing(
+            batch, h, width, to, width, true, packed_of(batch, batch->packed_h, e, width));
+        cpu_pack_rows(batch, &packing, from, to);
+    }
+}
+
+static void narrow(struct cpu_batch *batch, uint32_t layer)
+{
+    const struct eng_config *c = batch->config;
+    const struct eng_layer *weights = &batch->model->weights.layers[layer];
+    const uint32_t experts = cpu_experts(c, layer);
+    uint32_t gemms = 0;
+
+    for (uint32_t e = 0; e <= experts; e++) {
+        const struct eng_expert *expert = e < experts ? &weights->experts[e] : &weights->shared;
+        if (expert_rows(batch, experts, e) == 0) continue;
+        batch->expert_gemms[gemms++] =
+            expert_product(batch, &expert->w2, packed_of(batch, batch->packed_h, e, c->moe_width),
+                           experts, e, batch->slot_y);
+    }
+    eng_compute_gemm(batch->compute, batch->expert_gemms, gemms);
+}
+
+void cpu_moe(struct cpu_batch *batch, uint32_t layer)
+{
+    const struct eng_layer *weights = &batch->model->weights.layers[layer];
+    const uint32_t experts = cpu_experts(batch->config, layer);
+    struct cpu_products products = {.count = 0};
+
+    cpu_product(batch, &products, &weights->gate, batch->packed_x, batch->count, batch->gate,
+                false);
+    cpu_products_run(batch, &products);
     choose_experts(batch, layer);
     sort_by_expert(batch, layer);
-    cpu_quantize(batch, batch->x, total, batch->xq);
-    memset(batch->sub, 0, total * sizeof(float));
-    for (uint32_t e = 0; e < cpu_experts(c, layer); e++)
-        run_routed(batch, layer, e);
-    for (uint32_t t = 0; t < batch->count; t++)
-        batch->expert_scale[t] = 1.0f;
-    run_expert(batch, &weights->shared, batch->xq, batch->count);
-    for (size_t i = 0; i < total; i++)
-        batch->sub[i] = eng_bf16_round(batch->sub[i] + batch->expert_y[i]);
+    batch->slots_each = cpu_experts_active(batch->config, layer);
+    widen(batch, layer);
+    cpu_each(batch, batch->expert_block[experts] + eng_pack_blocks(batch->count), 1, gate_blocks,
+             &layer);
+    narrow(batch, layer);
+}
+
+void cpu_moe_sum(const struct cpu_batch *batch, uint32_t t, float *sum)
+{
+    const uint32_t hidden = batch->config->hidden, active = batch->slots_each;
+
+    memset(sum, 0, hidden * sizeof(*sum));
+    for (uint32_t n = 0; n <= active; n++) {
+        const uint32_t slot =
+            n < active ? batch->slot_of[t * active + n] : batch->count * active + t;
+        const float *y = batch->slot_y + (size_t)slot * hidden;
+        for (uint32_t i = 0; i < hidden; i++)
+            sum[i] += y[i];
+    }
+    batch->kernels->round(sum, hidden);
 }

@@ -1,8 +1,5 @@
 /*
- * Picks the inner loops at run time.
- *
- * The choice is a table handed to the caller and not an ifunc: it works under sanitizers, and tests
- * can name each variant.
+ * The variants of the inner loops that this machine has.
  */
 
 #include "engine/backend/kernels.h"
@@ -36,9 +33,4 @@ const struct eng_kernels *eng_kernels_at(unsigned index)
     for (unsigned variant = 0; variant < 3; variant++)
         if (is_here(variant) && at++ == index) return variants[variant];
     return NULL;
-}
-
-const struct eng_kernels *eng_kernels_best(void)
-{
-    return eng_kernels_at(0);
 }

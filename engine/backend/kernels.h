@@ -20,18 +20,6 @@ static inline uint32_t eng_pad_lanes(uint32_t n)
     return (n + ENG_LANES - 1) / ENG_LANES * ENG_LANES;
 }
 
-struct eng_matmul_args {
-    const float *packed; /* First block. */
-    uint32_t n;          /* Output rows, written in whole blocks: y rows hold eng_pad_lanes(n). */
-    uint32_t k;
-    const float *x; /* count rows. */
-    size_t x_stride;
-    float *y;
-    size_t y_stride;
-    uint32_t count;
-    bool round_bf16;
-};
-
 /* One query against its keys (the model's specification, section 2.3).  Columns stand in blocks of
  * 64; a key is `dim` floats and serves as its value. */
 struct eng_attend_args {
@@ -50,7 +38,6 @@ struct eng_attend_args {
 
 struct eng_kernels {
     const char *name;
-    void (*matmul)(const struct eng_matmul_args *args);
     void (*attend)(const struct eng_attend_args *args);
     /* Round trip through FP8 in groups of 32 (count is a multiple of 32). */
     void (*quantize)(const float *x, size_t count, float *y);
@@ -62,19 +49,29 @@ struct eng_kernels {
     void (*collapse)(const float *x, const float *g, size_t dim, float *y);
     /* x[j] = bf16(post[j] o + sum over i of comb[4 i + j] x[i]), in place. */
     void (*expand)(float *x, const float *o, const float *post, const float *comb, size_t dim);
-    /* Decodes 16 index keys (quant.h) of `dim` values into one packed block, [dim][16]. */
-    void (*unpack_keys)(const uint8_t *const rows[ENG_LANES], uint32_t dim, float *packed);
     /* h = bf16(silu(min(a, limit)) clamp(b, limit) weight). */
     void (*gate)(const float *a, const float *b, size_t count, float limit, float weight, float *h);
+    /* Pairs of the `count` values v, in place: rotation holds count cosines, each twice, and count
+     * sines, each as -sin, sin. */
+    void (*rotate)(float *v, const float *rotation, size_t count, bool inverse);
+    /* x = bf16(x). */
+    void (*round)(float *x, size_t count);
+    /* Packed rows (quant.h). */
+    void (*window_row)(const float *values, size_t count, uint8_t *row);
+    void (*main_row)(const float *values, size_t count, uint8_t *row);
+    void (*index_row)(const float *values, size_t count, uint8_t *row);
 };
 
 extern const struct eng_kernels eng_kernels_avx512;
 extern const struct eng_kernels eng_kernels_avx2;
 extern const struct eng_kernels eng_kernels_base;
+/* The same without a rounding anywhere: bf16(x) is x, rows are the values themselves, four bytes
+ * each.  For the reference mode (eng_options.quant_off). */
+extern const struct eng_kernels eng_kernels_avx512_unrounded;
+extern const struct eng_kernels eng_kernels_avx2_unrounded;
+extern const struct eng_kernels eng_kernels_base_unrounded;
 
-/* The best this machine has, and each by index for the test that compares them (NULL: no more, or
- * not on this machine). */
-const struct eng_kernels *eng_kernels_best(void);
+/* Each that this machine has, the best first, for the tests that compare them; NULL: no more. */
 const struct eng_kernels *eng_kernels_at(unsigned index);
 
 /* exp with multiply and add only, so the same bits on every machine: Cody-Waite reduction and a

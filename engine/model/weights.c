@@ -1,6 +1,5 @@
 /*
- * Binds tensors to layers by their released names (the model's specification, section 7.1),
- * dequantizes and packs them.
+ * Binds tensors to layers by their released names (the model's specification, section 7.1).
  *
  * That exactly these tensors are there was checked when the checkpoint was opened.  Loading is a
  * sequence of steps with one sticky status in a cursor, so the layer reads like the table of the
@@ -75,57 +74,29 @@ static float *load_vector(struct cursor *at, const char *name, enum eng_dtype dt
     return values;
 }
 
-/* BF16 as it lies there: rows that are looked up, not multiplied with. */
-static float *load_rows(struct cursor *at, const char *name, uint32_t rows, uint32_t columns)
+static void bind(struct cursor *at, struct eng_matrix *matrix, enum eng_format format,
+                 const uint8_t *data, const uint8_t *scale, uint32_t n, uint32_t k)
 {
-    const size_t count = (size_t)rows * columns;
-    const uint8_t *data = take(at, name, "", ENG_BF16, rows, columns);
-    float *values = allocate(at, count * sizeof(float));
-    for (size_t i = 0; at->status == KV_OK && i < count; i++)
-        values[i] = eng_bf16_decode(kv_load16(data + 2 * i));
-    return values;
-}
-
-static float *matrix_at(struct eng_matrix *matrix, uint32_t row, uint32_t column)
-{
-    const size_t block = row / ENG_LANES;
-    return matrix->packed + (block * matrix->k + column) * ENG_LANES + row % ENG_LANES;
-}
-
-static bool matrix_init(struct cursor *at, struct eng_matrix *matrix, uint32_t n, uint32_t k)
-{
-    *matrix = (struct eng_matrix){.n = n, .k = k};
-    matrix->packed = allocate(at, (size_t)eng_pad_lanes(n) * k * sizeof(float));
-    return at->status == KV_OK;
+    if (at->status != KV_OK) return;
+    *matrix = (struct eng_matrix){.format = format, .n = n, .k = k, .data = data, .scale = scale};
+    at->weights->bytes += eng_matrix_bytes(matrix);
 }
 
 static void load_plain(struct cursor *at, struct eng_matrix *matrix, const char *name,
                        enum eng_dtype dtype, uint32_t n, uint32_t k)
 {
+    const enum eng_format format = dtype == ENG_F32 ? ENG_FORMAT_F32 : ENG_FORMAT_BF16;
     const uint8_t *data = take(at, name, "", dtype, n, k);
-    if (!matrix_init(at, matrix, n, k)) return;
-    for (uint32_t row = 0; row < n; row++)
-        for (uint32_t column = 0; column < k; column++) {
-            const size_t i = (size_t)row * k + column;
-            *matrix_at(matrix, row, column) = dtype == ENG_F32
-                                                  ? eng_float_of(kv_load32(data + 4 * i))
-                                                  : eng_bf16_decode(kv_load16(data + 2 * i));
-        }
+    bind(at, matrix, format, data, NULL, n, k);
 }
 
 /* FP8 with one scale per tile of 32 x 32. */
 static void load_fp8(struct cursor *at, struct eng_matrix *matrix, const char *name, uint32_t n,
                      uint32_t k)
 {
-    const uint32_t tiles = (k + 31) / 32;
     const uint8_t *data = take(at, name, ".weight", ENG_F8_E4M3, n, k);
-    const uint8_t *scales = take(at, name, ".scale", ENG_F8_E8M0, (n + 31) / 32, tiles);
-    if (!matrix_init(at, matrix, n, k)) return;
-    for (uint32_t row = 0; row < n; row++)
-        for (uint32_t column = 0; column < k; column++)
-            *matrix_at(matrix, row, column) =
-                eng_e4m3_decode(data[(size_t)row * k + column]) *
-                eng_ue8m0_decode(scales[(size_t)(row / 32) * tiles + column / 32]);
+    const uint8_t *scale = take(at, name, ".scale", ENG_F8_E8M0, (n + 31) / 32, (k + 31) / 32);
+    bind(at, matrix, ENG_FORMAT_FP8, data, scale, n, k);
 }
 
 /* MXFP4: one scale per 32 columns of a row. */
@@ -133,15 +104,8 @@ static void load_fp4(struct cursor *at, struct eng_matrix *matrix, const char *n
                      uint32_t k)
 {
     const uint8_t *data = take(at, name, ".weight", ENG_I8, n, k / 2);
-    const uint8_t *scales = take(at, name, ".scale", ENG_F8_E8M0, n, k / 32);
-    if (!matrix_init(at, matrix, n, k)) return;
-    for (uint32_t row = 0; row < n; row++)
-        for (uint32_t column = 0; column < k; column++) {
-            const uint8_t pair = data[(size_t)row * (k / 2) + column / 2];
-            *matrix_at(matrix, row, column) =
-                eng_fp4_decode((uint8_t)(column % 2 == 0 ? pair & 15 : pair >> 4)) *
-                eng_ue8m0_decode(scales[(size_t)row * (k / 32) + column / 32]);
-        }
+    const uint8_t *scale = take(at, name, ".scale", ENG_F8_E8M0, n, k / 32);
+    bind(at, matrix, ENG_FORMAT_FP4, data, scale, n, k);
 }
 
 static void load_hc(struct cursor *at, struct eng_hc *hc, const char *which)
@@ -259,6 +223,7 @@ static void load_draft(struct cursor *at)
 {
     const struct eng_config *c = at->config;
     struct eng_draft_weights *draft = &at->weights->draft;
+    struct eng_matrix confidence;
 
     for (uint32_t s = 0; at->status == KV_OK && s < c->draft_stages; s++) {
         (void)snprintf(at->prefix, sizeof(at->prefix), "mtp.%u.", s);
@@ -270,11 +235,14 @@ static void load_draft(struct cursor *at)
         }
         if (s + 1 < c->draft_stages) continue;
         draft->norm = load_vector(at, "norm.weight", ENG_BF16, c->hidden);
-        draft->markov_embed = load_rows(at, "markov_head.embed.weight", c->vocab, c->draft_rank);
+        load_plain(at, &draft->markov_embed, "markov_head.embed.weight", ENG_BF16, c->vocab,
+                   c->draft_rank);
         load_plain(at, &draft->markov_head, "markov_head.head.weight", ENG_BF16, c->vocab,
                    c->draft_rank);
-        draft->confidence =
-            load_rows(at, "confidence_head.proj.weight", 1, c->hidden + c->draft_rank);
+        load_plain(at, &confidence, "confidence_head.proj.weight", ENG_BF16, 1,
+                   c->hidden + c->draft_rank);
+        draft->confidence = allocate(at, (c->hidden + c->draft_rank) * sizeof(float));
+        if (at->status == KV_OK) eng_weights_row(&confidence, 0, draft->confidence);
     }
 }
 
@@ -317,7 +285,7 @@ kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_w
                         .status = KV_OK};
     struct eng_matrix *head = &weights.head;
 
-    weights.embed = load_rows(&at, "embed.weight", config->vocab, config->hidden);
+    load_plain(&at, &weights.embed, "embed.weight", ENG_BF16, config->vocab, config->hidden);
     load_plain(&at, head, "head.weight", ENG_BF16, config->vocab, config->hidden);
     weights.norm = load_vector(&at, "norm.weight", ENG_BF16, config->hidden);
     weights.layers =
@@ -338,6 +306,14 @@ kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_w
     else
         eng_weights_fini(&weights);
     return at.status;
+}
+
+void eng_weights_row(const struct eng_matrix *matrix, uint32_t row, float *values)
+{
+    const uint8_t *data = matrix->data + (size_t)row * matrix->k * 2;
+    assert(matrix->format == ENG_FORMAT_BF16 && row < matrix->n);
+    for (uint32_t i = 0; i < matrix->k; i++)
+        values[i] = eng_bf16_decode(kv_load16(data + 2 * (size_t)i));
 }
 
 void eng_weights_fini(struct eng_weights *weights)

@@ -1,23 +1,16 @@
 #pragma once
 
 /*
- * The weights of a model in the form the kernels read: fp32, packed by 16 outputs.  Every released
- * format (FP8 tiles, MXFP4, BF16) is exact in fp32.
+ * The weights of a model as they lie in the mapped checkpoint; only small vectors (norms, biases,
+ * bases) are fp32 copies.
  *
  * Owned by: the model.  Immutable after loading; any thread.
  */
 
-#include "engine/backend/kernels.h"
+#include "engine/backend/kernels/gemm.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
 #include "engine/model/engram_fetch.h"
-
-/* y = W x.  Packed: blocks of 16 output rows, each [k][16]; n is padded with zero rows to 16. */
-struct eng_matrix {
-    float *packed;
-    uint32_t n;
-    uint32_t k;
-};
 
 struct eng_expert {
     struct eng_matrix w1, w3, w2; /* gate, up, down */
@@ -55,7 +48,7 @@ struct eng_engram_weights {
 struct eng_draft_weights {
     struct eng_matrix main_proj; /* Taps to main_x. */
     float *main_norm, *norm;
-    float *markov_embed; /* vocab x rank */
+    struct eng_matrix markov_embed; /* vocab x rank, BF16: rows are looked up. */
     struct eng_matrix markov_head;
     float *confidence; /* hidden + rank */
 };
@@ -64,17 +57,19 @@ struct eng_weights {
     struct eng_layer *layers;          /* The model's, then the draft stages. */
     struct eng_engram_weights *engram; /* engram_count */
     struct eng_draft_weights draft;
-    float *embed; /* vocab x hidden */
+    struct eng_matrix embed; /* vocab x hidden, BF16 */
     float *norm;
     struct eng_matrix head;
     float *rope_plain; /* Frequencies, rope_dim / 2 each. */
     float *rope_yarn;
-    uint64_t bytes;
-    void **blocks; /* Everything above, for freeing. */
+    uint64_t bytes; /* Of all the above, without the tables of Engram. */
+    void **blocks;  /* What is not in the checkpoint, for freeing. */
     size_t block_count, block_max;
 };
 
-/* Tables of Engram stay in the checkpoint, which therefore outlives the weights. */
+/* The checkpoint outlives the weights. */
 kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_weights *ret_weights,
                            struct kv_error *err) KV_MUST_CHECK;
+/* Row `row` of a BF16 matrix. */
+void eng_weights_row(const struct eng_matrix *matrix, uint32_t row, float *values);
 void eng_weights_fini(struct eng_weights *weights);

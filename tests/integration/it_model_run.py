@@ -120,25 +120,23 @@ def want_tensors(c, total, first, decoder_first, quant):
     encoder = c["candidate_source_layer_id"]
     layers, stages = c["num_hidden_layers"], c["num_nextn_predict_layers"]
 
-    def rows(name, layer, dtype, *width, positions=True):
+    def rows(name, layer, dtype, *width):
         count = total - (first if layer < encoder else decoder_first)
         want[name] = (dtype, [count, *width])
-        if positions:
-            want[name + ".pos"] = ("I32", [count])
+        want[name + ".pos"] = ("I32", [count])
 
     def packed(codes, scales):
-        return ("U8", codes + scales) if quant else ("BF16", None)
+        return ("U8", codes + scales) if quant else ("F32", None)
 
     for layer in range(layers + stages):
         dtype, width = packed(c["head_dim"], c["head_dim"] // 32)
         rows("win.%d" % layer, layer, dtype, width or c["head_dim"])
         if layer >= layers:
             continue
-        rows("stream.%d" % layer, layer, "BF16", 4, c["hidden_size"])
+        rows("stream.%d" % layer, layer, "BF16" if quant else "F32", 4, c["hidden_size"])
         rows("premix.%d" % layer, layer, "F32", 4)
         rows("experts.%d" % layer, layer, "I32", c["num_experts_per_tok"])
-        rows("experts.%d.weight" % layer, layer, "F32", c["num_experts_per_tok"],
-             positions=False)
+        rows("experts.%d.weight" % layer, layer, "F32", c["num_experts_per_tok"])
         if layer in c["index_source_layer_ids"]:
             rows("topk.%d" % layer, layer, "I32", c["index_topk"])
         if layer in c["engram_layer_ids"]:
@@ -169,7 +167,7 @@ def check_shapes(runs, dump, total, first=0, all_rows=False, quant=True):
         equal((dump.dtype[name], dump.shape[name]), (dtype, shape), name)
         if name.endswith(".pos"):
             parts = name.split(".")
-            is_encoder = len(parts) == 3 and int(parts[1]) < encoder
+            is_encoder = len(parts) >= 3 and int(parts[1]) < encoder
             equal(dump.values(name), list(range(first if is_encoder else decoder_first, total)),
                   name)
 

@@ -58,16 +58,32 @@ static inline void fixture_remove_model(const char *dir)
     (void)rmdir(dir);
 }
 
+static inline struct eng_model *fixture_open_with(const struct eng_options *options)
+{
+    struct eng_model *model = NULL;
+    struct kv_error err = {0};
+    const kv_status status = eng_model_open(options, &model, &err);
+    if (status != KV_OK) (void)fprintf(stderr, "%s\n", err.text);
+    EXPECT(status == KV_OK);
+    return model;
+}
+
 static inline struct eng_model *fixture_open(const char *dir, enum eng_backend backend)
 {
     const struct eng_options options = {
         .backend = backend, .model_dir = dir, .spare_tokens = RIG_SPARE};
-    struct eng_model *model = NULL;
-    struct kv_error err = {0};
-    const kv_status status = eng_model_open(&options, &model, &err);
-    if (status != KV_OK) (void)fprintf(stderr, "%s\n", err.text);
-    EXPECT(status == KV_OK);
-    return model;
+    return fixture_open_with(&options);
+}
+
+static inline struct eng_model *fixture_open_isa(const char *dir, enum eng_isa isa,
+                                                 uint32_t threads)
+{
+    const struct eng_options options = {.backend = ENG_BACKEND_CPU,
+                                        .model_dir = dir,
+                                        .spare_tokens = RIG_SPARE,
+                                        .isa = isa,
+                                        .threads = threads};
+    return fixture_open_with(&options);
 }
 
 static inline void rig_init(struct rig *rig, struct eng_model *model)

@@ -140,10 +140,13 @@ int main(void)
     eng_model_close(synthetic);
 
     fixture_make_model(dir, 5);
-    struct eng_model *cpu = fixture_open(dir, ENG_BACKEND_CPU);
+    for (unsigned isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
+        if (eng_isa_missing((enum eng_isa)isa) != NULL) continue;
+        struct eng_model *cpu = fixture_open_isa(dir, (enum eng_isa)isa, 1 + isa % 3);
+        EXPECT_EQ_STR(eng_model_family(cpu), eng_isa_family((enum eng_isa)isa));
+        test_backend(cpu);
+        eng_model_close(cpu);
+    }
     fixture_remove_model(dir);
-    EXPECT_EQ_STR(eng_model_family(cpu), "fp32");
-    test_backend(cpu);
-    eng_model_close(cpu);
     HARNESS_END();
 }

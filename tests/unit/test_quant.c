@@ -125,6 +125,22 @@ static void random_bf16(uint64_t *state, float *values, size_t count)
     }
 }
 
+/* The kernels that make rows are the functions of quant.h. */
+static void check_row_kernels(const struct eng_kernels *kernels, const float in[64])
+{
+    uint8_t want[80] = {0}, got[80] = {0};
+
+    eng_window_row_encode(in, 64, want);
+    kernels->window_row(in, 64, got);
+    EXPECT_EQ_MEM(got, want, sizeof(want));
+    eng_main_row_encode(in, 64, want);
+    kernels->main_row(in, 64, got);
+    EXPECT_EQ_MEM(got, want, sizeof(want));
+    eng_index_row_encode(in, 64, want);
+    kernels->index_row(in, 64, got);
+    EXPECT_EQ_MEM(got, want, sizeof(want));
+}
+
 static void test_rows(void)
 {
     uint64_t state = 5;
@@ -149,6 +165,7 @@ static void test_rows(void)
         for (unsigned k = 0; eng_kernels_at(k) != NULL; k++) {
             eng_kernels_at(k)->quantize(in, 64, kernel);
             EXPECT_EQ_MEM(kernel, out, sizeof(out));
+            check_row_kernels(eng_kernels_at(k), in);
         }
         eng_index_row_encode(in, 32, row);
         eng_index_row_decode(row, 32, out);
@@ -164,32 +181,6 @@ static void test_rows(void)
             EXPECT(fabsf(out[i] - in[i]) <= scale * 1.5f || fabsf(in[i]) > 6 * scale);
         }
     }
-}
-
-/* Every byte and many scales, through the kernels that read index keys. */
-static void test_unpack_keys(void)
-{
-    enum { DIM = 64 };
-    uint8_t keys[16][DIM / 2 + 2];
-    const uint8_t *rows[16];
-    float packed[DIM * 16], want[DIM];
-    uint64_t state = 6;
-    for (int round = 0; round < 100; round++)
-        for (unsigned v = 0; eng_kernels_at(v) != NULL; v++) {
-            for (int lane = 0; lane < 16; lane++) {
-                for (int i = 0; i < DIM / 2; i++)
-                    keys[lane][i] = (uint8_t)random_next(&state);
-                keys[lane][DIM / 2] = (uint8_t)(1 + random_next(&state) % 200);
-                keys[lane][DIM / 2 + 1] = (uint8_t)(1 + random_next(&state) % 200);
-                rows[lane] = keys[lane];
-            }
-            eng_kernels_at(v)->unpack_keys(rows, DIM, packed);
-            for (int lane = 0; lane < 16; lane++) {
-                eng_index_row_decode(keys[lane], DIM, want);
-                for (int i = 0; i < DIM; i++)
-                    EXPECT_EQ_U32(eng_bits_of(packed[i * 16 + lane]), eng_bits_of(want[i]));
-            }
-        }
 }
 
 static void test_even_element_is_low_nibble(void)
@@ -210,7 +201,6 @@ int main(void)
     test_scales();
     test_bf16();
     test_rows();
-    test_unpack_keys();
     test_even_element_is_low_nibble();
     HARNESS_END();
 }

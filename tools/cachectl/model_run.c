@@ -65,11 +65,11 @@ static const char details[] =
     "  draft.confidence  F32 [block]         before the sigmoid\n"
     "\n"
     "A packed row is all codes, then all scales: win one e4m3 a value and one ue8m0 for 32; rows\n"
-    "e2m1 pairs (even element low) and one e4m3 for 16; keys e2m1 pairs and one ue8m0 for 32.  "
-    "With\n"
-    "--quant off they are BF16 [n,head_dim] or [entries,index_dim].  __metadata__ says model, "
-    "isa,\n"
-    "family, prefill, chunk, resume_at, replay and quant.\n"
+    "e2m1 pairs (even element low) and one e4m3 for 16; keys e2m1 pairs and one ue8m0 for 32.\n"
+    "\n"
+    "With --quant off no activation is rounded: stream.L is F32, and rows are the values, F32\n"
+    "[n,head_dim] or [entries,index_dim].  __metadata__ says model, isa, family, prefill, chunk,\n"
+    "resume_at, replay and quant.\n"
     "\n"
     "--resume-at N runs [0,N), takes the image of that state, and continues from the image in a\n"
     "fresh session; the dump then begins at the first position computed after it.  With --replay\n"
@@ -89,15 +89,7 @@ static bool parse_choice(const char *flag, const char *text, const char *yes, co
 
 static bool parse_isa(const char *text, enum eng_isa *ret_isa)
 {
-    static const char *const names[] = {
-        [ENG_ISA_AUTO] = "auto",     [ENG_ISA_PORTABLE] = "portable", [ENG_ISA_AVX2] = "avx2",
-        [ENG_ISA_AVX512] = "avx512", [ENG_ISA_AMX] = "amx",
-    };
-    for (uint32_t i = 0; i < KV_ARRAY_COUNT(names); i++)
-        if (strcmp(text, names[i]) == 0) {
-            *ret_isa = (enum eng_isa)i;
-            return true;
-        }
+    if (eng_isa_parse(text, ret_isa)) return true;
     ctl_error("--isa takes auto, portable, avx2, avx512 or amx");
     return false;
 }

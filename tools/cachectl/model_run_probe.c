@@ -1,8 +1,9 @@
 /*
  * Takes what the engine shows of its layers into the tensors of the dump.
  *
- * The engine holds bf16 values in floats, so the upper half of each is all of it.  Lists shorter
- * than their tensor are filled up with -1.  Called from the thread that runs the pass.
+ * The engine holds bf16 values in floats, so the upper half of each is all of it, unless --quant
+ * off leaves them unrounded.  Lists shorter than their tensor are filled up with -1.  Called from
+ * the thread that runs the pass.
  */
 
 #include "tools/cachectl/model_run_tensors.h"
@@ -37,7 +38,10 @@ static void after_layer(void *context, const struct eng_probe_rows *rows, const 
         const uint32_t position = rows->first + i;
         void *stream = run_tensors_row(tensors, RUN_STREAM, rows->layer, position);
         void *mix = run_tensors_row(tensors, RUN_PREMIX, rows->layer, position);
-        if (stream != NULL) take_bf16(streams + i * width, width, stream);
+        if (stream != NULL && tensors->quant_off)
+            memcpy(stream, streams + i * width, width * sizeof(float));
+        else if (stream != NULL)
+            take_bf16(streams + i * width, width, stream);
         if (mix != NULL) memcpy(mix, premix + (size_t)i * ENG_STREAMS, ENG_STREAMS * sizeof(float));
     }
 }

@@ -16,17 +16,13 @@
 /* Tensors without a layer stand at 0 of their kind, and belong to the decoder. */
 static const struct {
     const char *name, *suffix;
-    bool has_layer, has_positions;
+    bool has_layer;
 } kinds[RUN_KIND_COUNT] = {
-    [RUN_STREAM] = {"stream", "", true, true},
-    [RUN_PREMIX] = {"premix", "", true, true},
-    [RUN_WINDOW] = {"win", "", true, true},
-    [RUN_TOPK] = {"topk", "", true, true},
-    [RUN_EXPERTS] = {"experts", "", true, true},
-    [RUN_WEIGHTS] = {"experts", ".weight", true, false},
-    [RUN_ENGRAM] = {"engram", "", true, true},
-    [RUN_CANDIDATES] = {"candidates", "", false, true},
-    [RUN_LOGITS] = {"logits", "", false, true},
+    [RUN_STREAM] = {"stream", "", true},   [RUN_PREMIX] = {"premix", "", true},
+    [RUN_WINDOW] = {"win", "", true},      [RUN_TOPK] = {"topk", "", true},
+    [RUN_EXPERTS] = {"experts", "", true}, [RUN_WEIGHTS] = {"experts", ".weight", true},
+    [RUN_ENGRAM] = {"engram", "", true},   [RUN_CANDIDATES] = {"candidates", "", false},
+    [RUN_LOGITS] = {"logits", "", false},
 };
 
 static uint32_t first_of(const struct run_tensors *tensors, enum run_kind kind, uint32_t layer)
@@ -46,15 +42,15 @@ static void add_rows(struct run_tensors *tensors, enum run_kind kind, uint32_t l
     (void)snprintf(name, sizeof(name), "%s%s%s", kinds[kind].name, number, kinds[kind].suffix);
     tensors->rows[kind][layer] = 1 + model_dump_add(&tensors->dump, name, type, depth > 0 ? 3 : 2,
                                                     (const uint64_t[]){count, width, depth});
-    if (!kinds[kind].has_positions) return;
-    (void)snprintf(name, sizeof(name), "%s%s.pos", kinds[kind].name, number);
+    (void)snprintf(name, sizeof(name), "%s%s%s.pos", kinds[kind].name, number, kinds[kind].suffix);
     (void)model_dump_add(&tensors->dump, name, DUMP_I32, 1, &count);
 }
 
 static void add_layer(struct run_tensors *tensors, uint32_t layer)
 {
     const struct eng_config *c = tensors->config;
-    add_rows(tensors, RUN_STREAM, layer, DUMP_BF16, ENG_STREAMS, c->hidden);
+    add_rows(tensors, RUN_STREAM, layer, tensors->quant_off ? DUMP_F32 : DUMP_BF16, ENG_STREAMS,
+             c->hidden);
     add_rows(tensors, RUN_PREMIX, layer, DUMP_F32, ENG_STREAMS, 0);
     add_rows(tensors, RUN_EXPERTS, layer, DUMP_I32, c->experts_active, 0);
     add_rows(tensors, RUN_WEIGHTS, layer, DUMP_F32, c->experts_active, 0);
@@ -73,7 +69,7 @@ static void add_windows(struct run_tensors *tensors, uint32_t layers)
 {
     for (uint32_t layer = 0; layer < layers; layer++)
         if (tensors->quant_off)
-            add_rows(tensors, RUN_WINDOW, layer, DUMP_BF16, tensors->config->head_dim, 0);
+            add_rows(tensors, RUN_WINDOW, layer, DUMP_F32, tensors->config->head_dim, 0);
         else
             add_rows(tensors, RUN_WINDOW, layer, DUMP_U8, tensors->layout->window_row_bytes, 0);
 }
@@ -85,7 +81,7 @@ static void add_sources(struct run_tensors *tensors)
 
     for (uint32_t s = 0; s < c->source_count; s++) {
         const struct kv_source *source = &tensors->layout->sources[s];
-        const enum model_dump_type type = tensors->quant_off ? DUMP_BF16 : DUMP_U8;
+        const enum model_dump_type type = tensors->quant_off ? DUMP_F32 : DUMP_U8;
         const uint64_t entries = tensors->to / source->ratio;
         (void)snprintf(name, sizeof(name), "rows.%u", source->layer);
         tensors->main_rows[s] = add(tensors, name, type, entries,
@@ -133,7 +129,7 @@ void run_tensors_fill_positions(struct run_tensors *tensors)
     for (uint32_t kind = 0; kind < RUN_KIND_COUNT; kind++)
         for (uint32_t layer = 0; layer < RUN_LAYERS_MAX; layer++) {
             const size_t tensor = tensors->rows[kind][layer];
-            if (tensor == 0 || !kinds[kind].has_positions) continue;
+            if (tensor == 0) continue;
             const uint32_t first = first_of(tensors, kind, layer);
             int32_t *positions = model_dump_data(&tensors->dump, tensor);
             for (uint32_t p = first; p < tensors->to; p++)

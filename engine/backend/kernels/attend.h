@@ -17,8 +17,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How a row is stored.  WINDOW, MAIN and INDEX as in quant.h; PLAIN is bf16, two bytes a value. */
-enum eng_row_kind { ENG_ROW_WINDOW, ENG_ROW_MAIN, ENG_ROW_INDEX, ENG_ROW_PLAIN };
+/* How a row is stored.  WINDOW, MAIN and INDEX as in quant.h; PLAIN is bf16, two bytes a value; F32
+ * is for the fp32 family only. */
+enum eng_row_kind { ENG_ROW_WINDOW, ENG_ROW_MAIN, ENG_ROW_INDEX, ENG_ROW_PLAIN, ENG_ROW_F32 };
 
 /* Rows that can be attended to.  With `sliding`, a token may begin at any row (a window); without,
  * only at row 0 (a list), which takes a third less memory. */
@@ -57,7 +58,7 @@ struct eng_score_args {
     uint32_t dim;         /* A multiple of 32, at most ENG_ATTEND_DIM_MAX. */
     const float *weights; /* [tokens], weights_stride apart, one per head */
     size_t weights_stride;
-    enum eng_row_kind kind; /* INDEX or PLAIN. */
+    enum eng_row_kind kind; /* INDEX, PLAIN or F32. */
     const uint8_t *const *keys;
     uint32_t key_count;
     float *scores; /* [tokens][key_count] */
@@ -83,3 +84,8 @@ extern const struct eng_attend_ops eng_attend_amx;
 extern const struct eng_attend_ops eng_attend_avx512;
 extern const struct eng_attend_ops eng_attend_avx2;
 extern const struct eng_attend_ops eng_attend_base;
+/* The fp32 family without the rounding of probabilities, on rows of any kind: the reference mode.
+ */
+extern const struct eng_attend_ops eng_attend_unrounded_avx512;
+extern const struct eng_attend_ops eng_attend_unrounded_avx2;
+extern const struct eng_attend_ops eng_attend_unrounded_base;

@@ -9,6 +9,7 @@
 #include "engine/backend/kernels/compute.h"
 
 #include "engine/backend/kernels.h"
+#include "engine/backend/kernels/gemm_amx_split.h"
 #include "kvstore/base/bytes.h"
 
 #include <stdlib.h>
@@ -16,11 +17,14 @@
 /* Units of outputs, and blocks of rows, in one part. */
 #define GEMM_PART 8u
 #define PACK_PART 1u
+/* Rows in one part when there are few outputs to divide. */
+#define GEMM_PART_ROWS 64u
 
 struct item_run {
     const struct eng_compute *compute;
     const struct eng_pack_args *packs;
     const struct eng_gemm_args *gemms;
+    uint32_t part_rows;
 };
 
 const struct eng_gemm_ops *eng_gemm_of(enum eng_isa isa)
@@ -90,9 +94,52 @@ void eng_compute_close(struct eng_compute *compute)
     *compute = (struct eng_compute){.isa = ENG_ISA_AUTO};
 }
 
-static uint32_t gemm_parts(const struct eng_gemm_args *item)
+void eng_compute_unround(struct eng_compute *compute)
+{
+    compute->unrounded = true;
+    switch (compute->isa) {
+#if defined(__x86_64__)
+    case ENG_ISA_AMX:
+        compute->gemm = &eng_gemm_amx_split;
+        compute->attend = &eng_attend_unrounded_avx512;
+        compute->elementwise = &eng_kernels_avx512_unrounded;
+        return;
+    case ENG_ISA_AVX512:
+        compute->attend = &eng_attend_unrounded_avx512;
+        compute->elementwise = &eng_kernels_avx512_unrounded;
+        return;
+    case ENG_ISA_AVX2:
+        compute->attend = &eng_attend_unrounded_avx2;
+        compute->elementwise = &eng_kernels_avx2_unrounded;
+        return;
+#endif
+    default:
+        compute->attend = &eng_attend_unrounded_base;
+        compute->elementwise = &eng_kernels_base_unrounded;
+        return;
+    }
+}
+
+size_t eng_compute_packed_bytes(const struct eng_compute *compute, uint32_t rows, uint32_t k)
+{
+    const size_t values = (size_t)eng_pack_blocks(rows) * ENG_PACK_ROWS;
+    if (compute->isa != ENG_ISA_AMX) return values * k * sizeof(float);
+    return values * kv_round_up(k, 32) * 2 * (compute->unrounded ? AMX_SPLIT_PARTS : 1);
+}
+
+static uint32_t output_parts(const struct eng_gemm_args *item)
 {
     return (eng_gemm_units(item->matrix->n) + GEMM_PART - 1) / GEMM_PART;
+}
+
+static uint32_t row_parts(const struct eng_gemm_args *item, uint32_t part_rows)
+{
+    return (item->rows + part_rows - 1) / part_rows;
+}
+
+static uint32_t gemm_parts(const struct eng_gemm_args *item, uint32_t part_rows)
+{
+    return output_parts(item) * row_parts(item, part_rows);
 }
 
 static uint32_t pack_parts(const struct eng_pack_args *item)
@@ -116,9 +163,16 @@ static void run_gemm(void *arg, uint32_t part, uint32_t thread)
     const struct item_run *run = arg;
     const struct eng_gemm_args *item = run->gemms;
 
-    for (; part >= gemm_parts(item); item++)
-        part -= gemm_parts(item);
-    run->compute->gemm->gemm(item, part * GEMM_PART, (part + 1) * GEMM_PART,
+    for (; part >= gemm_parts(item, run->part_rows); item++)
+        part -= gemm_parts(item, run->part_rows);
+    const uint32_t outputs = part % output_parts(item);
+    const uint32_t row = part / output_parts(item) * run->part_rows;
+    struct eng_gemm_args some = *item;
+    some.rows = KV_MIN(run->part_rows, item->rows - row);
+    some.packed = (const uint8_t *)item->packed +
+                  eng_compute_packed_bytes(run->compute, row, item->matrix->k);
+    some.y += row * item->y_stride;
+    run->compute->gemm->gemm(&some, outputs * GEMM_PART, (outputs + 1) * GEMM_PART,
                              eng_compute_scratch(run->compute, thread));
 }
 
@@ -136,10 +190,15 @@ void eng_compute_pack(const struct eng_compute *compute, const struct eng_pack_a
 void eng_compute_gemm(const struct eng_compute *compute, const struct eng_gemm_args *items,
                       uint32_t count)
 {
-    struct item_run run = {.compute = compute, .gemms = items};
-    uint32_t parts = 0;
+    const uint32_t threads = eng_pool_threads(compute->pool);
+    struct item_run run = {.compute = compute, .gemms = items, .part_rows = UINT32_MAX / 2};
+    uint32_t parts = 0, outputs = 0;
 
     for (uint32_t i = 0; i < count; i++)
-        parts += gemm_parts(&items[i]);
+        outputs += output_parts(&items[i]);
+    /* Too few to go round: rows are divided as well, and weights decoded more than once. */
+    if (threads > 1 && outputs < 4 * threads) run.part_rows = GEMM_PART_ROWS;
+    for (uint32_t i = 0; i < count; i++)
+        parts += gemm_parts(&items[i], run.part_rows);
     eng_pool_run(compute->pool, parts, run_gemm, &run);
 }

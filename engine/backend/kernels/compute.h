@@ -16,6 +16,7 @@ struct eng_kernels;
 
 struct eng_compute {
     enum eng_isa isa;   /* Never AUTO. */
+    bool unrounded;     /* Inputs are any fp32 numbers. */
     const char *family; /* eng_isa_family() */
     const struct eng_gemm_ops *gemm;
     const struct eng_attend_ops *attend;
@@ -30,6 +31,14 @@ struct eng_compute {
 kv_status eng_compute_open(enum eng_isa isa, uint32_t threads, enum kv_thread_role role,
                            struct eng_compute *ret_compute, struct kv_error *err) KV_MUST_CHECK;
 void eng_compute_close(struct eng_compute *compute);
+
+/* The reference mode: no kernel rounds an activation, inputs of products are any fp32 numbers, rows
+ * to attend to are fp32.  Before anything is packed. */
+void eng_compute_unround(struct eng_compute *compute);
+
+/* What packed inputs take here, never more than eng_packed_bytes() unless unrounded; rows from a
+ * block of ENG_PACK_ROWS on are eng_compute_packed_bytes() of the rows before behind the first. */
+size_t eng_compute_packed_bytes(const struct eng_compute *compute, uint32_t rows, uint32_t k);
 
 /* The operations alone, for calls inside a run of the pool; NULL: not on this machine. */
 const struct eng_gemm_ops *eng_gemm_of(enum eng_isa isa);

@@ -8,5 +8,6 @@
 #define ENG_TARGET __attribute__((target("avx2")))
 #define ENG_NAME(x) x##_avx2
 #define ENG_KERNELS eng_kernels_avx2
+#define ENG_KERNELS_UNROUNDED eng_kernels_avx2_unrounded
 
 #include "engine/backend/kernels/fp32_body.inc"

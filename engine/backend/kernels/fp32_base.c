@@ -8,5 +8,6 @@
 #define ENG_TARGET
 #define ENG_NAME(x) x##_base
 #define ENG_KERNELS eng_kernels_base
+#define ENG_KERNELS_UNROUNDED eng_kernels_base_unrounded
 
 #include "engine/backend/kernels/fp32_body.inc"

@@ -1,9 +1,11 @@
 /*
- * A generation counter starts a run, a count of busy threads ends it; both are futexes.
+ * One word says which run there is, whether it can still be joined, and how many helpers are in it;
+ * it is also the futex everybody sleeps on.
  *
- * Every thread takes part in every run, so nobody can read a run that is over, and the fields of a
- * run need no protection beyond the two counters: they are written before the generation is
- * published and read after it was seen.  Parts are drawn from a counter, which costs one atomic
+ * A helper joins by counting itself in, and leaves by counting itself out.  The caller closes the
+ * run when no part is left and waits for those inside only: a helper that has not woken up yet, on
+ * a busy machine perhaps for a long time, is not missed.  The fields of a run are written while
+ * nobody is inside and read after joining.  Parts are drawn from a counter, which costs one atomic
  * operation a part and evens out what threads are delayed by.
  *
  * Spinning only pays while each thread has a processor; with more threads than processors everyone
@@ -32,16 +34,22 @@ struct helper {
     uint32_t number;
 };
 
+/* The word: helpers inside, CLOSED, and the number of the run from bit RUN_SHIFT on. */
+#define INSIDE 0x3ffu
+#define CLOSED 0x400u
+#define RUN_SHIFT 11u
+_Static_assert(ENG_POOL_THREADS_MAX <= INSIDE, "everyone can be inside");
+
 struct eng_pool {
     uint32_t threads;
     uint32_t spins;
-    /* Of the run; written by its caller while nobody is busy. */
+    /* Of the run; written by its caller while nobody is inside. */
     eng_pool_fn *fn;
     void *arg;
     uint32_t parts;
-    bool is_over; /* The run that ends the pool. */
-    _Alignas(64) _Atomic uint32_t generation;
-    _Alignas(64) _Atomic uint32_t busy; /* Helpers that have not finished this run. */
+    _Alignas(64) _Atomic uint32_t word;
+    _Atomic uint32_t sleepers;
+    atomic_bool is_over;
     _Alignas(64) _Atomic uint32_t next;
     struct helper helpers[];
 };
@@ -58,26 +66,18 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value)
     (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
 
-static void futex_wake(_Atomic uint32_t *word)
+/* After a change of the word. */
+static void wake(struct eng_pool *pool)
 {
-    (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    if (atomic_load(&pool->sleepers) > 0)
+        (void)syscall(SYS_futex, &pool->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Until *word is no longer `value`; returns what it is then. */
-static uint32_t wait_change(const struct eng_pool *pool, _Atomic uint32_t *word, uint32_t value)
+static void sleep_while(struct eng_pool *pool, uint32_t value)
 {
-    uint32_t now = value;
-
-    for (uint32_t i = 0; i < pool->spins; i++) {
-        now = atomic_load_explicit(word, memory_order_acquire);
-        if (now != value) return now;
-        relax();
-    }
-    for (;;) {
-        now = atomic_load_explicit(word, memory_order_acquire);
-        if (now != value) return now;
-        futex_wait(word, value);
-    }
+    (void)atomic_fetch_add(&pool->sleepers, 1);
+    if (atomic_load(&pool->word) == value) futex_wait(&pool->word, value);
+    (void)atomic_fetch_sub(&pool->sleepers, 1);
 }
 
 static void take_parts(struct eng_pool *pool, uint32_t thread)
@@ -89,28 +89,58 @@ static void take_parts(struct eng_pool *pool, uint32_t thread)
     }
 }
 
+/* Counts the caller into a run other than `last`; returns its number, or `last` when the pool is
+ * over. */
+static uint32_t join_run(struct eng_pool *pool, uint32_t last)
+{
+    for (uint32_t spins = 0;;) {
+        uint32_t word = atomic_load(&pool->word);
+        if (atomic_load(&pool->is_over)) return last;
+        if ((word & CLOSED) == 0 && word >> RUN_SHIFT != last) {
+            if (atomic_compare_exchange_weak(&pool->word, &word, word + 1))
+                return word >> RUN_SHIFT;
+        } else if (spins < pool->spins) {
+            spins++;
+            relax();
+        } else {
+            sleep_while(pool, word);
+        }
+    }
+}
+
 static void help(void *arg)
 {
     struct helper *helper = arg;
     struct eng_pool *pool = helper->pool;
 
-    for (uint32_t generation = 0;;) {
-        generation = wait_change(pool, &pool->generation, generation);
-        const bool is_over = pool->is_over;
-        if (!is_over) take_parts(pool, helper->number);
-        if (atomic_fetch_sub_explicit(&pool->busy, 1, memory_order_acq_rel) == 1)
-            futex_wake(&pool->busy);
-        if (is_over) return;
+    for (uint32_t run = 0, last = 0;; last = run) {
+        run = join_run(pool, last);
+        if (run == last) return;
+        take_parts(pool, helper->number);
+        const uint32_t word = atomic_fetch_sub(&pool->word, 1) - 1;
+        if ((word & (CLOSED | INSIDE)) == CLOSED) wake(pool);
     }
 }
 
-/* Fields of the run are set. */
-static void begin(struct eng_pool *pool)
+/* Numbers go round, and 0 is never one: a helper begins with it. */
+static uint32_t run_after(uint32_t word)
 {
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->busy, pool->threads - 1, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&pool->generation, 1, memory_order_release);
-    futex_wake(&pool->generation);
+    const uint32_t run = ((word >> RUN_SHIFT) + 1) << RUN_SHIFT;
+    return run != 0 ? run : 1u << RUN_SHIFT;
+}
+
+/* No more helpers; returns when those inside have left. */
+static void close_run(struct eng_pool *pool)
+{
+    uint32_t word = atomic_fetch_or(&pool->word, CLOSED) | CLOSED;
+
+    for (uint32_t spins = 0; (word & INSIDE) != 0; word = atomic_load(&pool->word))
+        if (spins < pool->spins) {
+            spins++;
+            relax();
+        } else {
+            sleep_while(pool, word);
+        }
 }
 
 void eng_pool_run(struct eng_pool *pool, uint32_t parts, eng_pool_fn *fn, void *arg)
@@ -125,10 +155,11 @@ void eng_pool_run(struct eng_pool *pool, uint32_t parts, eng_pool_fn *fn, void *
     pool->fn = fn;
     pool->arg = arg;
     pool->parts = parts;
-    begin(pool);
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    atomic_store(&pool->word, run_after(atomic_load(&pool->word)));
+    wake(pool);
     take_parts(pool, 0);
-    for (uint32_t busy; (busy = atomic_load_explicit(&pool->busy, memory_order_acquire)) != 0;)
-        (void)wait_change(pool, &pool->busy, busy);
+    close_run(pool);
 }
 
 static uint32_t processors(void)
@@ -148,7 +179,7 @@ kv_status eng_pool_create(uint32_t threads, enum kv_thread_role role, struct eng
     const size_t bytes = sizeof(struct eng_pool) + (threads - 1) * sizeof(struct helper);
     struct eng_pool *pool = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (pool == NULL) return KV_FAIL(err, KV_NOMEM, "start %u engine threads", threads);
-    *pool = (struct eng_pool){.threads = 1, .spins = threads <= here ? SPINS : 0};
+    *pool = (struct eng_pool){.threads = 1, .spins = threads <= here ? SPINS : 0, .word = CLOSED};
     while (pool->threads < threads) {
         struct helper *helper = &pool->helpers[pool->threads - 1];
         char name[16];
@@ -168,8 +199,9 @@ kv_status eng_pool_create(uint32_t threads, enum kv_thread_role role, struct eng
 void eng_pool_destroy(struct eng_pool *pool)
 {
     if (pool == NULL) return;
-    pool->is_over = true;
-    begin(pool);
+    atomic_store(&pool->is_over, true);
+    atomic_store(&pool->word, run_after(atomic_load(&pool->word)) | CLOSED);
+    wake(pool);
     for (uint32_t i = 0; i + 1 < pool->threads; i++)
         kv_thread_join(&pool->helpers[i].thread);
     free(pool);
