@@ -1,0 +1,347 @@
+/*
+ * Every layer of the whole `tiny`, fed with the oracle's own input, against the oracle's output.
+ *
+ * Before each layer the streams are replaced by what the oracle had there, and its choices (lists,
+ * candidates, experts) by the oracle's after they were compared, so that one rounding that falls
+ * the other way does not spread.  Such roundings are legal (sums of fp32 beside sums of double), so
+ * codes may differ here and there by one step, and a layer's update by the bounds of
+ * tests/oracle/README; what is counted is printed.
+ */
+
+#include "engine/probe.h"
+#include "tests/unit/oracle_fixture.h"
+#include "tests/unit/test_engine_fixture.h"
+
+#include <math.h>
+
+enum { TOKENS = 70, LAYERS = 16, WIDTH = 4 * 128, TOPK = 16, BLOCKS = 4, ACTIVE = 2, VOCAB = 512 };
+enum { PLANT_LAYER = 5 };
+
+/* Relative rms of a layer's update, and the largest relative error of fp32 results. */
+#define UPDATE_BOUND 2.3e-3
+#define FP32_BOUND 1e-4
+#define LOGITS_BOUND 1e-3
+
+struct count {
+    uint64_t compared, differing;
+    double worst;
+};
+
+struct judge {
+    const struct fixture *fixture;
+    bool plant;                          /* A pre-mix is wrong on its way into one layer. */
+    float before[LAYERS][TOKENS][WIDTH]; /* As the layer read them. */
+    struct count updates, premix, lists, candidates, experts, weights, engram, windows, logits;
+    struct count rows, keys, far; /* far: positions beyond UPDATE_BOUND. */
+};
+
+static void feed(const struct judge *judge, const char *kind, uint32_t layer, uint32_t position,
+                 float *values, size_t width, bool bf16)
+{
+    char name[32];
+    (void)snprintf(name, sizeof(name), "%s.%u", kind, layer);
+    const int64_t row = fixture_row_of(judge->fixture, name, position);
+    if (row < 0) return;
+    const struct fixture_tensor tensor = fixture_take(judge->fixture, name, bf16 ? "BF16" : "F32");
+    EXPECT(tensor.width == width);
+    for (size_t i = 0; i < width; i++)
+        values[i] = bf16 ? fixture_bf16(&tensor, (size_t)row * width + i)
+                         : fixture_f32(&tensor, (size_t)row * width + i);
+}
+
+static void before_layer(void *context, const struct eng_probe_rows *rows, float *streams,
+                         float *premix)
+{
+    struct judge *judge = context;
+    for (uint32_t i = 0; i < rows->count && rows->layer < LAYERS; i++) {
+        float *own = streams + (size_t)i * WIDTH;
+        if (rows->layer > 0) {
+            feed(judge, "stream", rows->layer - 1, rows->first + i, own, WIDTH, true);
+            feed(judge, "premix", rows->layer - 1, rows->first + i, premix + 4 * (size_t)i, 4,
+                 false);
+        }
+        if (judge->plant && rows->layer == PLANT_LAYER) premix[4 * (size_t)i] *= 1.1f;
+        memcpy(judge->before[rows->layer][rows->first + i], own, WIDTH * sizeof(float));
+    }
+}
+
+static void after_layer(void *context, const struct eng_probe_rows *rows, const float *streams,
+                        const float *premix)
+{
+    struct judge *judge = context;
+    float want[WIDTH], want_premix[4];
+    for (uint32_t i = 0; i < rows->count && rows->layer < LAYERS; i++) {
+        const uint32_t position = rows->first + i;
+        const float *own = streams + (size_t)i * WIDTH;
+        double error = 0, update = 0;
+        memset(want, 0, sizeof(want));
+        feed(judge, "stream", rows->layer, position, want, WIDTH, true);
+        feed(judge, "premix", rows->layer, position, want_premix, 4, false);
+        for (size_t k = 0; k < WIDTH; k++) {
+            const double moved = (double)want[k] - (double)judge->before[rows->layer][position][k];
+            const double off = (double)own[k] - (double)want[k];
+            error += off * off;
+            update += moved * moved;
+        }
+        const double relative = sqrt(error / update);
+        judge->updates.compared++;
+        judge->updates.differing += error > 0;
+        judge->updates.worst = fmax(judge->updates.worst, relative);
+        judge->far.compared++;
+        judge->far.differing += relative > UPDATE_BOUND;
+        for (size_t k = 0; k < 4; k++) {
+            const double off = fabs((double)premix[4 * i + k] - (double)want_premix[k]);
+            judge->premix.compared++;
+            judge->premix.worst = fmax(judge->premix.worst, off);
+            judge->premix.differing += off > FP32_BOUND && !(relative > UPDATE_BOUND);
+        }
+    }
+}
+
+/* Compares a list with the fixture's, then takes the fixture's.  Returns its length. */
+static uint32_t choose(const struct judge *judge, struct count *count, const char *name,
+                       uint32_t position, uint32_t *list, uint32_t length, uint32_t max)
+{
+    const struct fixture_tensor tensor = fixture_take(judge->fixture, name, "I32");
+    const int64_t row = fixture_row_of(judge->fixture, name, position);
+    uint32_t wanted = 0;
+    EXPECT(row >= 0);
+    EXPECT(tensor.width == max);
+    count->compared++;
+    for (uint32_t k = 0; k < max; k++) {
+        const uint32_t entry = kv_load32(tensor.data + 4 * ((size_t)row * max + k));
+        if (entry == UINT32_MAX) break;
+        if (k >= length || list[k] != entry) count->worst = 1;
+        list[k] = entry;
+        wanted++;
+    }
+    if (count->worst > 0 || wanted != length) count->differing++;
+    count->worst = 0;
+    return wanted;
+}
+
+static void candidates(void *context, const struct eng_probe_rows *rows, uint32_t *blocks,
+                       uint32_t *counts)
+{
+    struct judge *judge = context;
+    for (uint32_t i = 0; i < rows->count; i++)
+        counts[i] = choose(judge, &judge->candidates, "candidates", rows->first + i,
+                           blocks + (size_t)i * BLOCKS, counts[i], BLOCKS);
+}
+
+static void topk(void *context, const struct eng_probe_rows *rows, uint32_t *list, uint32_t *counts)
+{
+    struct judge *judge = context;
+    char name[32];
+    (void)snprintf(name, sizeof(name), "topk.%u", rows->layer);
+    for (uint32_t i = 0; i < rows->count; i++)
+        counts[i] = choose(judge, &judge->lists, name, rows->first + i, list + (size_t)i * TOPK,
+                           counts[i], TOPK);
+}
+
+static void experts(void *context, const struct eng_probe_rows *rows, uint32_t *chosen,
+                    float *weights)
+{
+    struct judge *judge = context;
+    char name[32];
+    if (rows->layer >= LAYERS) return;
+    (void)snprintf(name, sizeof(name), "experts.%u", rows->layer);
+    for (uint32_t i = 0; i < rows->count; i++) {
+        float want[ACTIVE] = {0};
+        (void)choose(judge, &judge->experts, name, rows->first + i, chosen + (size_t)i * ACTIVE,
+                     ACTIVE, ACTIVE);
+        (void)snprintf(name, sizeof(name), "experts.%u.weight", rows->layer);
+        const struct fixture_tensor tensor = fixture_take(judge->fixture, name, "F32");
+        (void)snprintf(name, sizeof(name), "experts.%u", rows->layer);
+        const int64_t row = fixture_row_of(judge->fixture, name, rows->first + i);
+        for (size_t k = 0; k < ACTIVE; k++) {
+            want[k] = fixture_f32(&tensor, (size_t)row * ACTIVE + k);
+            const double off = fabs((double)weights[i * ACTIVE + k] - (double)want[k]);
+            judge->weights.compared++;
+            judge->weights.worst = fmax(judge->weights.worst, off);
+            weights[i * ACTIVE + k] = want[k];
+        }
+    }
+}
+
+static void engram(void *context, const struct eng_probe_rows *rows, const uint64_t *table_rows,
+                   uint32_t columns)
+{
+    struct judge *judge = context;
+    char name[32];
+    (void)snprintf(name, sizeof(name), "engram.%u", rows->layer);
+    const struct fixture_tensor tensor = fixture_take(judge->fixture, name, "I64");
+    EXPECT(tensor.width == columns);
+    for (uint32_t i = 0; i < rows->count; i++) {
+        const int64_t row = fixture_row_of(judge->fixture, name, rows->first + i);
+        EXPECT(row >= 0);
+        for (size_t c = 0; c < columns; c++) {
+            judge->engram.compared++;
+            judge->engram.differing += table_rows[i * columns + c] !=
+                                       kv_load64(tensor.data + 8 * ((size_t)row * columns + c));
+        }
+    }
+}
+
+static void count_codes(struct count *count, const uint8_t *mine, const uint8_t *theirs, size_t n)
+{
+    count->compared += n;
+    for (size_t i = 0; i < n; i++)
+        count->differing += mine[i] != theirs[i];
+}
+
+static void window_row(void *context, const struct eng_probe_rows *rows, const uint8_t *row)
+{
+    struct judge *judge = context;
+    char name[32];
+    if (rows->layer >= LAYERS) return;
+    (void)snprintf(name, sizeof(name), "win.%u", rows->layer);
+    const struct fixture_tensor tensor = fixture_take(judge->fixture, name, "U8");
+    const int64_t at = fixture_row_of(judge->fixture, name, rows->first);
+    if (at >= 0)
+        count_codes(&judge->windows, row, tensor.data + (size_t)at * tensor.width, tensor.width);
+}
+
+static void logits(void *context, const struct eng_probe_rows *rows, const float *values)
+{
+    struct judge *judge = context;
+    const struct fixture_tensor tensor = fixture_take(judge->fixture, "logits", "F32");
+    for (uint32_t i = 0; i < rows->count; i++) {
+        const int64_t row = fixture_row_of(judge->fixture, "logits", rows->first + i);
+        double largest = 0, off = 0;
+        EXPECT(row >= 0);
+        for (size_t k = 0; k < VOCAB; k++) {
+            const double want = (double)fixture_f32(&tensor, (size_t)row * VOCAB + k);
+            largest = fmax(largest, fabs(want));
+            off = fmax(off, fabs((double)values[i * VOCAB + k] - want));
+        }
+        judge->logits.compared++;
+        judge->logits.worst = fmax(judge->logits.worst, off / largest);
+    }
+}
+
+static void compare_rows(struct judge *judge, const struct rig *rig)
+{
+    const struct kv_layout *layout = rig->layout;
+    char name[32];
+    for (uint32_t s = 0; s < layout->source_count; s++) {
+        const struct kv_source *source = &layout->sources[s];
+        (void)snprintf(name, sizeof(name), "rows.%u", source->layer);
+        const struct fixture_tensor main = fixture_take(judge->fixture, name, "U8");
+        (void)snprintf(name, sizeof(name), "keys.%u", source->layer);
+        const struct fixture_tensor index = fixture_take(judge->fixture, name, "U8");
+        EXPECT_EQ_U64(main.rows, TOKENS / source->ratio);
+        EXPECT_EQ_U64(main.width, source->main_bytes);
+        EXPECT_EQ_U64(index.width, source->index_bytes);
+        for (size_t entry = 0; entry < main.rows; entry++) {
+            const uint8_t *page = rig->pages[entry * source->ratio / 128];
+            const size_t at = entry % (128 / source->ratio);
+            count_codes(&judge->rows, page + layout->main_offset[s] + at * source->main_bytes,
+                        main.data + entry * main.width, main.width);
+            count_codes(&judge->keys, page + layout->index_offset[s] + at * source->index_bytes,
+                        index.data + entry * index.width, index.width);
+        }
+    }
+}
+
+static void report(const char *what, const struct count *count, uint64_t allowed)
+{
+    (void)printf("  %-12s %8llu compared, %4llu differ (at most %llu), worst %.3g\n", what,
+                 (unsigned long long)count->compared, (unsigned long long)count->differing,
+                 (unsigned long long)allowed, count->worst);
+    EXPECT(count->compared > 0);
+    EXPECT(count->differing <= allowed);
+}
+
+static uint64_t codes_allowed(const struct count *count)
+{
+    return (count->compared + 9999) / 10000;
+}
+
+static void report_all(const struct judge *judge)
+{
+    report("updates", &judge->updates, judge->updates.compared);
+    report("far updates", &judge->far, 0);
+    report("pre-mix", &judge->premix, 0);
+    report("top-k", &judge->lists, 0);
+    report("candidates", &judge->candidates, 0);
+    report("experts", &judge->experts, 0);
+    report("weights", &judge->weights, 0);
+    report("Engram rows", &judge->engram, 0);
+    report("windows", &judge->windows, codes_allowed(&judge->windows));
+    report("main rows", &judge->rows, codes_allowed(&judge->rows));
+    report("index keys", &judge->keys, codes_allowed(&judge->keys));
+    report("logits", &judge->logits, 0);
+    EXPECT(judge->updates.worst <= UPDATE_BOUND);
+    EXPECT(judge->weights.worst < 1e-3);
+    EXPECT(judge->logits.worst <= LOGITS_BOUND);
+}
+
+static void run(const char *dir, const char *name, bool prefill_all, enum eng_isa isa, bool plant)
+{
+    const struct eng_options options = {.backend = ENG_BACKEND_CPU,
+                                        .model_dir = dir,
+                                        .spare_tokens = RIG_SPARE,
+                                        .isa = isa,
+                                        .prefill_all = prefill_all};
+    struct judge *judge = calloc(1, sizeof(*judge));
+    struct fixture fixture;
+    struct eng_model *model = NULL;
+    struct kv_error err = {0};
+    struct rig rig;
+    uint32_t ids[TOKENS];
+
+    EXPECT(judge != NULL);
+    fixture_open_file(&fixture, name);
+    judge->fixture = &fixture;
+    judge->plant = plant;
+    EXPECT(eng_model_open(&options, &model, &err) == KV_OK);
+    rig_init(&rig, model);
+    const struct eng_probe probe = {.context = judge,
+                                    .all_logits = true,
+                                    .before_layer = before_layer,
+                                    .after_layer = after_layer,
+                                    .candidates = candidates,
+                                    .topk = topk,
+                                    .experts = experts,
+                                    .engram = engram,
+                                    .window_row = window_row,
+                                    .logits = logits};
+    eng_model_set_probe(model, &probe);
+    const struct fixture_tensor tokens = fixture_take(&fixture, "tokens", "I32");
+    EXPECT_EQ_U64(tokens.rows, TOKENS);
+    for (uint32_t i = 0; i < TOKENS; i++)
+        ids[i] = kv_load32(tokens.data + 4 * (size_t)i);
+    eng_prefill_begin(rig.session, ids, 0, TOKENS);
+    while (eng_run_left(rig.session).encode + eng_run_left(rig.session).decode > 0) {
+        const struct eng_run_left left = eng_run_left(rig.session);
+        const struct eng_piece piece = {
+            .session = rig.session, .encode = left.encode, .decode = left.decode};
+        eng_pass(model, &piece, 1);
+    }
+    compare_rows(judge, &rig);
+    (void)printf("%s, %s:\n", name, eng_model_isa(model));
+    if (plant) {
+        (void)printf("  a planted error: %llu updates beyond the bound\n",
+                     (unsigned long long)judge->far.differing);
+        EXPECT(judge->far.differing > 0);
+    } else {
+        report_all(judge);
+    }
+    rig_fini(&rig);
+    eng_model_close(model);
+    fixture_close_file(&fixture);
+    free(judge);
+}
+
+int main(void)
+{
+    char dir[64];
+    fixture_make_model(dir, 1);
+    run(dir, "tiny-all", true, ENG_ISA_AUTO, false);
+    run(dir, "tiny-ced", false, ENG_ISA_AUTO, false);
+    run(dir, "tiny-all", true, ENG_ISA_PORTABLE, false);
+    run(dir, "tiny-all", true, ENG_ISA_AUTO, true);
+    fixture_remove_model(dir);
+    HARNESS_END();
+}
