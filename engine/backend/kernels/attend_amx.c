@@ -42,29 +42,50 @@ _Static_assert(sizeof(struct scratch) <= ENG_ATTEND_SCRATCH, "scratch");
 
 /* ---- Rows ---- */
 
-/* 32 values from column i on. */
-AMX_TARGET static inline __m512i expand_row(enum eng_row_kind kind, const uint8_t *row,
-                                            uint32_t dim, uint32_t i)
+/* 16 scales of main rows: eng_e4m3_decode() in every lane. */
+AMX_TARGET static inline __m512 main_scales(const uint8_t *codes, __mmask16 here)
+{
+    const __m512i code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(here, codes));
+    const __m512i size = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x7f)), 20);
+    const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x80)), 24);
+    const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(size), _mm512_set1_ps(0x1p120f));
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
+}
+
+/* A main row, which has a scale for each 16 values. */
+AMX_TARGET static void expand_main(const uint8_t *row, uint32_t dim, uint16_t *out)
 {
     static const float e2m1[16]
         __attribute__((aligned(64))) = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    const __m512 table = _mm512_load_ps(e2m1);
+    const uint32_t groups = dim / 16;
+    float scales[DIM_MAX / 16] __attribute__((aligned(64)));
 
-    if (kind == ENG_ROW_PLAIN) return _mm512_loadu_si512(row + 2 * i);
-    if (kind == ENG_ROW_MAIN) {
+    for (uint32_t g = 0; g < groups; g += 16) {
+        const __mmask16 here = groups - g >= 16 ? 0xffff : (__mmask16)((1u << (groups - g)) - 1);
+        _mm512_store_ps(scales + g, main_scales(row + dim / 2 + g, here));
+    }
+    for (uint32_t i = 0; i < dim; i += 32) {
         const __m128i data = _mm_loadu_si128((const __m128i *)(row + i / 2));
         const __m128i low = _mm_and_si128(data, _mm_set1_epi8(15));
         const __m128i high = _mm_and_si128(_mm_srli_epi16(data, 4), _mm_set1_epi8(15));
-        const __m512 table = _mm512_load_ps(e2m1);
-        const uint8_t *scale = row + dim / 2 + i / 16;
+        const __m512i left = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high));
+        const __m512i right = _mm512_cvtepu8_epi32(_mm_unpackhi_epi8(low, high));
         const __m512 a =
-            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)), table);
+            _mm512_mul_ps(_mm512_permutexvar_ps(left, table), _mm512_set1_ps(scales[i / 16]));
         const __m512 b =
-            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(low, high)), table);
-        return amx_upper_halves(
-            _mm512_castps_si512(_mm512_mul_ps(a, _mm512_set1_ps(eng_e4m3_decode(scale[0])))),
-            _mm512_castps_si512(_mm512_mul_ps(b, _mm512_set1_ps(eng_e4m3_decode(scale[1])))));
+            _mm512_mul_ps(_mm512_permutexvar_ps(right, table), _mm512_set1_ps(scales[i / 16 + 1]));
+        _mm512_store_si512(out + i,
+                           amx_upper_halves(_mm512_castps_si512(a), _mm512_castps_si512(b)));
     }
+}
+
+/* 32 values from column i on; not of a main row. */
+AMX_TARGET static inline __m512i expand_row(enum eng_row_kind kind, const uint8_t *row,
+                                            uint32_t dim, uint32_t i)
+{
+    if (kind == ENG_ROW_PLAIN) return _mm512_loadu_si512(row + 2 * i);
     const bool is_window = kind == ENG_ROW_WINDOW;
     const uint8_t scale = row[(is_window ? dim : dim / 2) + i / 32];
     if (is_window && scale >= AMX_FP8_SCALE_MIN && scale <= AMX_FP8_SCALE_MAX)
@@ -113,7 +134,8 @@ AMX_TARGET static void prepare(const struct eng_rows *to, enum eng_row_kind kind
     assert(end <= to->capacity && kind != ENG_ROW_INDEX);
     for (uint32_t r = 0; r < count; r++) {
         uint16_t *out = plain_row(to, first + r);
-        for (uint32_t i = 0; i < to->dim; i += 32)
+        if (kind == ENG_ROW_MAIN) expand_main(rows[r], to->dim, out);
+        for (uint32_t i = 0; kind != ENG_ROW_MAIN && i < to->dim; i += 32)
             _mm512_store_si512(out + i, expand_row(kind, rows[r], to->dim, i));
     }
     memset(plain_row(to, end), 0, (size_t)AMX_ROWS_PAD * to->dim * 2);
