@@ -336,6 +336,9 @@ struct eng_probe_rows cpu_probe_rows(const struct cpu_span *span, uint32_t layer
         .session = span->session, .layer = layer, .first = span->first, .count = span->count};
 }
 
+/* Rows of this many values together are done before another thread has woken up. */
+#define ALONE_VALUES 8192u
+
 struct each {
     struct cpu_batch *batch;
     cpu_rows_fn *fn;
@@ -355,7 +358,12 @@ void cpu_each(struct cpu_batch *batch, uint32_t count, uint32_t grain, cpu_rows_
               const void *arg)
 {
     struct each each = {.batch = batch, .fn = fn, .arg = arg, .count = count, .grain = grain};
-    eng_pool_run(batch->compute->pool, (count + grain - 1) / grain, run_each, &each);
+    const uint32_t parts = (count + grain - 1) / grain;
+
+    if (count * batch->config->hidden < ALONE_VALUES)
+        eng_pool_run_alone(parts, run_each, &each);
+    else
+        eng_pool_run(batch->compute->pool, parts, run_each, &each);
 }
 
 struct eng_pack_args cpu_packing(const struct cpu_batch *batch, const float *x, size_t x_stride,

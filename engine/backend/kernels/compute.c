@@ -176,15 +176,31 @@ static void run_gemm(void *arg, uint32_t part, uint32_t thread)
                              eng_compute_scratch(run->compute, thread));
 }
 
+/* Waking a thread takes as long as this many values packed, or weights used. */
+#define ALONE_VALUES 32768u
+#define ALONE_WEIGHTS 262144u
+
+static void run_parts(const struct eng_compute *compute, bool alone, uint32_t parts,
+                      eng_pool_fn *fn, struct item_run *run)
+{
+    if (alone)
+        eng_pool_run_alone(parts, fn, run);
+    else
+        eng_pool_run(compute->pool, parts, fn, run);
+}
+
 void eng_compute_pack(const struct eng_compute *compute, const struct eng_pack_args *items,
                       uint32_t count)
 {
     struct item_run run = {.compute = compute, .packs = items};
+    uint64_t values = 0;
     uint32_t parts = 0;
 
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         parts += pack_parts(&items[i]);
-    eng_pool_run(compute->pool, parts, run_pack, &run);
+        values += (uint64_t)items[i].rows * items[i].k;
+    }
+    run_parts(compute, values < ALONE_VALUES, parts, run_pack, &run);
 }
 
 void eng_compute_gemm(const struct eng_compute *compute, const struct eng_gemm_args *items,
@@ -193,12 +209,15 @@ void eng_compute_gemm(const struct eng_compute *compute, const struct eng_gemm_a
     const uint32_t threads = eng_pool_threads(compute->pool);
     struct item_run run = {.compute = compute, .gemms = items, .part_rows = UINT32_MAX / 2};
     uint32_t parts = 0, outputs = 0;
+    uint64_t weights = 0; /* Decoded once, and used by every fourth row at the same price. */
 
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         outputs += output_parts(&items[i]);
+        weights += (uint64_t)items[i].matrix->n * items[i].matrix->k * (4 + items[i].rows) / 4;
+    }
     /* Too few to go round: rows are divided as well, and weights decoded more than once. */
     if (threads > 1 && outputs < 4 * threads) run.part_rows = GEMM_PART_ROWS;
     for (uint32_t i = 0; i < count; i++)
         parts += gemm_parts(&items[i], run.part_rows);
-    eng_pool_run(compute->pool, parts, run_gemm, &run);
+    run_parts(compute, weights < ALONE_WEIGHTS, parts, run_gemm, &run);
 }

@@ -143,11 +143,16 @@ static void close_run(struct eng_pool *pool)
         }
 }
 
+void eng_pool_run_alone(uint32_t parts, eng_pool_fn *fn, void *arg)
+{
+    for (uint32_t part = 0; part < parts; part++)
+        fn(arg, part, 0);
+}
+
 void eng_pool_run(struct eng_pool *pool, uint32_t parts, eng_pool_fn *fn, void *arg)
 {
     if (pool->threads == 1 || parts <= 1) {
-        for (uint32_t part = 0; part < parts; part++)
-            fn(arg, part, 0);
+        eng_pool_run_alone(parts, fn, arg);
         return;
     }
     /* The counter of parts passes the last one once per thread. */

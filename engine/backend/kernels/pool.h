@@ -31,3 +31,5 @@ void eng_pool_destroy(struct eng_pool *pool);
 
 uint32_t eng_pool_threads(const struct eng_pool *pool);
 void eng_pool_run(struct eng_pool *pool, uint32_t parts, eng_pool_fn *fn, void *arg);
+/* All parts on the calling thread: for work that is done before anybody has woken up. */
+void eng_pool_run_alone(uint32_t parts, eng_pool_fn *fn, void *arg);
