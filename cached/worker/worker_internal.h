@@ -26,6 +26,7 @@ struct slot {
 /* Written by the worker, read by any thread. */
 struct worker_counters {
     _Atomic uint64_t prefill_tokens, replay_tokens, decode_tokens, chunks, jobs;
+    _Atomic uint64_t prefill_rows, replay_rows, decode_rows;
     _Atomic uint64_t prefill_ns, replay_ns, decode_ns;
     _Atomic uint64_t passes, pass_rows, pass_rows_max, pass_sessions, pass_sessions_max;
     _Atomic uint64_t drafts_proposed, drafts_accepted;

@@ -71,6 +71,13 @@ struct pass_sums {
     uint32_t prefill_tokens, replay_tokens, chunks;
 };
 
+/* Of the next `rows` rows of a half that has `left` to the stop: those below the start. */
+static uint32_t rows_again(const struct worker_job *job, uint32_t left, uint32_t rows)
+{
+    const uint32_t position = job->stops[job->stop_index].tokens - left;
+    return position < job->start_tokens ? KV_MIN(rows, job->start_tokens - position) : 0;
+}
+
 static void add_piece(struct pass_sums *sums, const struct worker_job *job, uint32_t encode,
                       uint32_t decode)
 {
@@ -84,13 +91,12 @@ static void add_piece(struct pass_sums *sums, const struct worker_job *job, uint
         sums->step_rows += encode + decode;
         return;
     }
-    const uint32_t position = job->stops[job->stop_index].tokens - job->batch.encode;
-    const uint32_t again =
-        position < job->start_tokens ? KV_MIN(encode, job->start_tokens - position) : 0;
+    const uint32_t again = rows_again(job, job->batch.encode, encode);
+    const uint32_t decode_again = rows_again(job, job->batch.decode, decode);
     sums->replay_tokens += again;
     sums->prefill_tokens += encode - again;
-    sums->replay_rows += again;
-    sums->prefill_rows += encode - again + decode;
+    sums->replay_rows += again + decode_again;
+    sums->prefill_rows += encode - again + decode - decode_again;
     if (encode > 0) sums->chunks++;
 }
 
@@ -101,6 +107,9 @@ static void count_pass(struct worker *worker, const struct pass_sums *sums, uint
     worker_count(&counters->prefill_tokens, sums->prefill_tokens);
     worker_count(&counters->replay_tokens, sums->replay_tokens);
     worker_count(&counters->chunks, sums->chunks);
+    worker_count(&counters->prefill_rows, sums->prefill_rows);
+    worker_count(&counters->replay_rows, sums->replay_rows);
+    worker_count(&counters->decode_rows, sums->step_rows);
     worker_count(&counters->prefill_ns, ns * sums->prefill_rows / rows);
     worker_count(&counters->replay_ns, ns * sums->replay_rows / rows);
     worker_count(&counters->decode_ns, ns * sums->step_rows / rows);
