@@ -19,7 +19,7 @@ struct slot {
     struct eng_session *session;
     struct worker_job *job; /* The one that moves the session now. */
     bool lost;              /* Stands nowhere until a job says where to start. */
-    struct draft_policy policy;
+    struct draft_policy policy; /* Of that session. */
     uint32_t step_tokens[DRAFT_MAX + 1]; /* Of the step in this pass: the pending one, drafts. */
 };
 

@@ -299,6 +299,8 @@ void job_begin(struct worker *worker, struct worker_job *job)
     const bool needs_place = job->start == WORKER_CONTINUE || job->start == WORKER_CUT;
     assert(!needs_place || !worker->slots[job->slot].lost);
     worker->slots[job->slot].lost = false;
+    /* Not where the slot stood: what its session's drafts were worth says nothing of this one's. */
+    if (!needs_place) worker->slots[job->slot].policy = (struct draft_policy){0};
     const kv_status status = move_to_start(worker, job);
     if (status != KV_OK) {
         finish_lost(worker, job, status);

@@ -9,6 +9,7 @@
 
 #include "cached/worker/worker.h"
 
+#include "cached/worker/worker_internal.h"
 #include "kvstore/base/checksum.h"
 #include "tests/harness.h"
 #include "tests/unit/worker_bench.h"
@@ -503,6 +504,44 @@ static void test_plants(void)
     test_planted("tail", 100, false);
 }
 
+/* What was learned of a session's drafts goes with it, not with the slot. */
+static void test_drafts_of_the_session(void)
+{
+    struct bench bench;
+    bench_open(&bench, NULL);
+    struct run *run = run_create(&bench, 0, 6);
+    uint8_t *image = allocate(bench.layout->image_bytes);
+    struct draft_policy *policy = &bench.worker->slots[0].policy; /* Ours while nothing runs. */
+
+    add_stop(run, 100, image);
+    post(run);
+    bench_start(&bench);
+    bench_wait(&bench, 1);
+    static const enum worker_start starts[] = {WORKER_CONTINUE, WORKER_CUT, WORKER_IMPORT,
+                                               WORKER_ROWS_ONLY, WORKER_RESET};
+    const struct kv_image_state state = run->job.state;
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(starts); i++) {
+        const bool same = starts[i] == WORKER_CONTINUE || starts[i] == WORKER_CUT;
+        *policy = (struct draft_policy){.seen = {7}, .wait = 3};
+        run_again(run);
+        run->job.start = starts[i];
+        run->job.image = image;
+        run->job.image_state = state;
+        run->job.start_tokens = starts[i] == WORKER_RESET ? 0 : 100;
+        run->job.replay_from = run->job.start_tokens;
+        if (starts[i] == WORKER_ROWS_ONLY) run->job.replay_from -= bench.layout->window_tokens;
+        if (!same) add_stop(run, 101, NULL);
+        post(run);
+        bench_wait(&bench, 2 + i);
+        EXPECT(run->job.status == KV_OK && run->job.kept);
+        EXPECT_EQ_U32(policy->seen[0], same ? 7 : 0);
+        EXPECT_EQ_U32(policy->wait, same ? 3 : 0);
+    }
+    free(image);
+    run_destroy(run);
+    bench_close(&bench);
+}
+
 int main(void)
 {
     test_prefill_with_stops();
@@ -514,6 +553,7 @@ int main(void)
     test_import_and_cut();
     test_replay();
     test_export_beside();
+    test_drafts_of_the_session();
     test_plants();
     HARNESS_END();
 }
