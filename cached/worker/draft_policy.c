@@ -10,8 +10,6 @@
 
 #include "kvstore/base/bytes.h"
 
-#include <stdbool.h>
-
 #define MARGIN 1.05     /* Gain below which it is not worth the risk. */
 #define COST_OVER 8u    /* Steps of an average: costs change with the load, */
 #define ACCEPT_OVER 32u /* acceptance with the text. */
@@ -113,6 +111,11 @@ uint32_t draft_policy_next(struct draft_policy *policy, const struct draft_costs
     policy->wait = policy->interval;
     policy->interval = KV_MIN(2 * policy->interval, WAIT_MAX);
     return 0;
+}
+
+uint32_t draft_policy_compared(uint32_t proposed, uint32_t accepted, bool ended)
+{
+    return ended ? accepted : KV_MIN(proposed, accepted + 1);
 }
 
 void draft_policy_seen(struct draft_policy *policy, uint32_t proposed, uint32_t accepted)

@@ -12,6 +12,7 @@
  * Pure: time comes in as numbers.  Owned by: worker.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define DRAFT_MAX 16u         /* Drafts of one step. */
@@ -39,5 +40,9 @@ struct draft_policy {
 uint32_t draft_policy_next(struct draft_policy *policy, const struct draft_costs *costs,
                            uint32_t sessions, uint32_t max);
 
-/* accepted <= proposed: the first ones. */
+/* Of `proposed` drafts those that were compared with a token: behind a refused one, or where the
+ * answer ended, nothing says whether a draft was right. */
+uint32_t draft_policy_compared(uint32_t proposed, uint32_t accepted, bool ended);
+
+/* proposed: those compared; accepted <= proposed: the first ones. */
 void draft_policy_seen(struct draft_policy *policy, uint32_t proposed, uint32_t accepted);

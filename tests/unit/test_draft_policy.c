@@ -146,12 +146,30 @@ static void test_planted(void)
     EXPECT(speed(&sim) < 0.95);
 }
 
+/* What was never compared is neither right nor wrong. */
+static void test_compared(void)
+{
+    EXPECT_EQ_U32(draft_policy_compared(5, 5, false), 5);
+    EXPECT_EQ_U32(draft_policy_compared(5, 2, false), 3); /* The third is wrong; two unknown. */
+    EXPECT_EQ_U32(draft_policy_compared(5, 0, false), 1);
+    EXPECT_EQ_U32(draft_policy_compared(5, 2, true), 2); /* A stop token behind two. */
+    EXPECT_EQ_U32(draft_policy_compared(5, 0, true), 0);
+    EXPECT_EQ_U32(draft_policy_compared(5, 5, true), 5);
+
+    struct draft_policy policy = {0};
+    draft_policy_seen(&policy, draft_policy_compared(5, 2, true), 2);
+    EXPECT_EQ_U32(policy.seen[1], 1);
+    EXPECT_EQ_U32(policy.seen[2], 0);
+    EXPECT(policy.missed[0] <= 0 && policy.missed[1] <= 0 && policy.missed[2] <= 0);
+}
+
 int main(void)
 {
     test_right_everywhere();
     test_off_and_back();
     test_cost_decides();
     test_edges();
+    test_compared();
     test_planted();
     HARNESS_END();
 }
