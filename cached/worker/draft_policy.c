@@ -28,6 +28,14 @@ static uint32_t size_class(uint32_t sessions)
     return size;
 }
 
+uint64_t draft_costs_beside(uint64_t ns, uint32_t step_rows, uint32_t other_rows,
+                            uint32_t chunk_tokens)
+{
+    if (2 * (uint64_t)other_rows < chunk_tokens) return 0;
+    const double rows = (double)step_rows + other_rows;
+    return KV_MAX((uint64_t)((double)ns * ((double)step_rows + chunk_tokens) / rows), 1u);
+}
+
 void draft_costs_seen(struct draft_costs *costs, uint32_t sessions, uint32_t drafts, uint64_t ns)
 {
     double *average = &costs->ns[size_class(sessions)][KV_MIN(drafts, DRAFT_MAX)];

@@ -54,7 +54,8 @@ struct worker {
     struct batch_user *users;     /* One per slot. */
     struct eng_piece *pieces;     /* One per slot. */
     struct eng_draft_item *items; /* One per slot. */
-    struct draft_costs costs;
+    struct draft_costs costs;        /* Of passes of steps only. */
+    struct draft_costs costs_beside; /* Of those with prefill rows besides. */
     atomic_bool model_lost; /* Read by any thread. */
     struct worker_counters counters;
 };

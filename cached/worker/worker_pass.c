@@ -23,7 +23,9 @@ uint32_t worker_drafts_wanted(struct worker *worker, struct worker_job *job, uin
     const uint32_t most = KV_MIN(room, eng_model_draft_max(worker->model));
     if (worker->draft == WORKER_DRAFT_ON || most == 0) return most;
     const uint32_t sessions = KV_MAX(worker->batch.step_count, 1u);
-    return draft_policy_next(&worker->slots[job->slot].policy, &worker->costs, sessions, most);
+    const struct draft_costs *costs =
+        worker->batch.user_count > 0 ? &worker->costs_beside : &worker->costs;
+    return draft_policy_next(&worker->slots[job->slot].policy, costs, sessions, most);
 }
 
 static bool is_in_pass(const struct worker_job *job)
@@ -100,6 +102,20 @@ static void add_piece(struct pass_sums *sums, const struct worker_job *job, uint
     if (encode > 0) sums->chunks++;
 }
 
+static void learn_costs(struct worker *worker, const struct pass_sums *sums, uint64_t ns)
+{
+    if (sums->steps == 0 || sums->forced) return;
+    const uint32_t drafts = (sums->drafts + sums->steps - 1) / sums->steps;
+    const uint32_t other_rows = sums->prefill_rows + sums->replay_rows;
+    if (other_rows == 0) {
+        draft_costs_seen(&worker->costs, sums->steps, drafts, ns);
+        return;
+    }
+    const uint64_t beside =
+        draft_costs_beside(ns, sums->step_rows, other_rows, worker->batch.chunk_tokens);
+    if (beside > 0) draft_costs_seen(&worker->costs_beside, sums->steps, drafts, beside);
+}
+
 static void count_pass(struct worker *worker, const struct pass_sums *sums, uint64_t ns)
 {
     struct worker_counters *counters = &worker->counters;
@@ -118,9 +134,7 @@ static void count_pass(struct worker *worker, const struct pass_sums *sums, uint
     worker_count_max(&counters->pass_rows_max, rows);
     worker_count(&counters->pass_sessions, sums->sessions);
     worker_count_max(&counters->pass_sessions_max, sums->sessions);
-    if (sums->steps == sums->sessions && !sums->forced)
-        draft_costs_seen(&worker->costs, sums->steps,
-                         (sums->drafts + sums->steps - 1) / sums->steps, ns);
+    learn_costs(worker, sums, ns);
 }
 
 /* ---- the pass ---- */

@@ -227,11 +227,42 @@ static void test_decode_steps_between_chunks(void)
     EXPECT_EQ_U64(stats.pass_sessions_max, 3);
     EXPECT_EQ_U64(stats.pass_rows_max, 3 * CHUNK + CHUNK); /* The decoder's rows of one. */
     EXPECT(stats.decode_ns > 0 && stats.prefill_ns > 0 && stats.replay_ns == 0);
+    EXPECT(bench.worker->costs_beside.ns[0][0] <= 0); /* Forced: says nothing of drafting. */
     EXPECT(prefill->job.status == KV_CANCELLED);
     EXPECT_EQ_U32(decode->job.out_count, 20);
     run_destroy(prefill);
     run_destroy(decode);
     run_destroy(later);
+    bench_close(&bench);
+}
+
+/* What steps cost is learned with a prefill always queued, and apart from passes without. */
+static void test_costs_beside_prefills(void)
+{
+    struct bench bench;
+    bench_open(&bench, NULL);
+    struct run *prefill = run_create(&bench, 0, 1);
+    struct run *decode = run_create(&bench, 1, 2);
+
+    add_stop(prefill, 1000, NULL);
+    add_stop(decode, 8, NULL);
+    decode->job.decode_max = 20;
+    post(prefill);
+    post(decode);
+    bench_start(&bench);
+    bench_wait(&bench, 1);
+    EXPECT_EQ_U32(decode->done_as, 1);
+    bench_wait(&bench, 2);
+    EXPECT(bench.worker->costs_beside.ns[0][0] > 0);
+    EXPECT(bench.worker->costs.ns[0][0] <= 0);
+
+    run_again(decode);
+    decode->job.decode_max = 5;
+    post(decode);
+    bench_wait(&bench, 3);
+    EXPECT(bench.worker->costs.ns[0][0] > 0);
+    run_destroy(prefill);
+    run_destroy(decode);
     bench_close(&bench);
 }
 
@@ -548,6 +579,7 @@ int main(void)
     test_decode_in_parts();
     test_forced();
     test_decode_steps_between_chunks();
+    test_costs_beside_prefills();
     test_forced_together();
     test_fair_between_users();
     test_import_and_cut();
