@@ -71,6 +71,11 @@ static inline void worker_count_max(_Atomic uint64_t *counter, uint64_t value)
         atomic_store_explicit(counter, value, memory_order_relaxed);
 }
 
+/* ---- worker.c ---- */
+
+/* One turn of the loop: what arrived, then one pass, if there is anything to compute. */
+void worker_turn(struct worker *worker);
+
 /* ---- worker_job.c: one job, between passes ---- */
 
 /* Takes its slot, which is free, and moves the session to its start. */

@@ -305,35 +305,6 @@ static void test_forced_together(void)
     bench_close(&bench);
 }
 
-/* One user's ten prompts and another's short turn, which comes when they are under way. */
-static void test_fair_between_users(void)
-{
-    struct bench bench;
-    bench_open(&bench, NULL);
-    struct run *long_ones[2] = {run_create(&bench, 0, 1), run_create(&bench, 1, 2)};
-    struct run *turn = run_create(&bench, 2, 3);
-
-    for (uint32_t i = 0; i < 2; i++) {
-        long_ones[i]->job.user = long_ones[0]->job.user;
-        add_stop(long_ones[i], 1000, NULL);
-        long_ones[i]->job.cancelled = as_cancelled(&turn->job.stops[0].done);
-        post(long_ones[i]);
-    }
-    add_stop(turn, CHUNK, NULL);
-    post(turn);
-    bench_start(&bench);
-    bench_wait(&bench, 3);
-    EXPECT(turn->job.status == KV_OK);
-    EXPECT_EQ_U32(turn->done_as, 1);
-    /* First come, first served within a user: the second one has not computed a row. */
-    EXPECT_EQ_U64(worker_stats(bench.worker).passes, 1);
-    EXPECT_EQ_U64(worker_stats(bench.worker).prefill_tokens, 2 * CHUNK);
-    for (uint32_t i = 0; i < 2; i++)
-        run_destroy(long_ones[i]);
-    run_destroy(turn);
-    bench_close(&bench);
-}
-
 static void test_import_and_cut(void)
 {
     struct bench bench;
@@ -581,7 +552,6 @@ int main(void)
     test_decode_steps_between_chunks();
     test_costs_beside_prefills();
     test_forced_together();
-    test_fair_between_users();
     test_import_and_cut();
     test_replay();
     test_export_beside();
