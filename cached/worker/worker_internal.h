@@ -17,9 +17,9 @@ struct job_list {
 
 struct slot {
     struct eng_session *session;
-    struct worker_job *job; /* The one that moves the session now. */
-    bool lost;              /* Stands nowhere until a job says where to start. */
-    struct draft_policy policy; /* Of that session. */
+    struct worker_job *job;              /* The one that moves the session now. */
+    bool lost;                           /* Stands nowhere until a job says where to start. */
+    struct draft_policy policy;          /* Of that session. */
     uint32_t step_tokens[DRAFT_MAX + 1]; /* Of the step in this pass: the pending one, drafts. */
 };
 
@@ -51,12 +51,12 @@ struct worker {
     struct job_list waiting; /* Their slot is busy. */
     uint32_t running;        /* Jobs that have a slot; all of them are in the batch. */
     struct batch batch;
-    struct batch_user *users;     /* One per slot. */
-    struct eng_piece *pieces;     /* One per slot. */
-    struct eng_draft_item *items; /* One per slot. */
+    struct batch_user *users;        /* One per slot. */
+    struct eng_piece *pieces;        /* One per slot. */
+    struct eng_draft_item *items;    /* One per slot. */
     struct draft_costs costs;        /* Of passes of steps only. */
     struct draft_costs costs_beside; /* Of those with prefill rows besides. */
-    atomic_bool model_lost; /* Read by any thread. */
+    atomic_bool model_lost;          /* Read by any thread. */
     struct worker_counters counters;
 };
 
