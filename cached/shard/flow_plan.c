@@ -104,6 +104,14 @@ static bool is_of_others(const struct flow *flow)
     return flow->kernels != flow->shard->store->options.kernels;
 }
 
+/* Enough is stored, but not as what an exact call may use. */
+static bool is_only_approximate(const struct flow *flow, const struct offer *offer)
+{
+    const uint32_t stored = KV_MIN(flow->match.whole, flow->count - 1);
+    if (!flow->exact || stored <= offer->rows) return false;
+    return offer->rows == 0 || stored > resume_reach(flow);
+}
+
 static enum kv_reason plan_reason(const struct flow *flow, const struct offer *offer)
 {
     if (flow->req->out.reason == KV_REASON_CORRUPT) return KV_REASON_CORRUPT;
@@ -116,9 +124,8 @@ static enum kv_reason plan_reason(const struct flow *flow, const struct offer *o
         return kv_match_window_reason(flow->shard->layout, offer->rows_node,
                                       flow->plan.restore_tokens, diverged);
     }
+    if (is_only_approximate(flow, offer)) return KV_REASON_ONLY_APPROXIMATE;
     if (offer->rows > 0) return KV_REASON_TOO_SHORT;
-    /* Stored, but not as what an exact call may use. */
-    if (flow->exact && flow->match.node != NULL) return KV_REASON_NEVER_STORED;
     if (flow->match.any_seen) return KV_REASON_DIVERGED;
     if (flow->match.expired_seen) return KV_REASON_EXPIRED;
     if (flow->match.foreign_seen) return KV_REASON_MODEL_CHANGED;

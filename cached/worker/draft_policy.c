@@ -10,8 +10,6 @@
 
 #include "kvstore/base/bytes.h"
 
-#include <stdbool.h>
-
 #define MARGIN 1.05     /* Gain below which it is not worth the risk. */
 #define COST_OVER 8u    /* Steps of an average: costs change with the load, */
 #define ACCEPT_OVER 32u /* acceptance with the text. */
@@ -28,6 +26,14 @@ static uint32_t size_class(uint32_t sessions)
     while (size + 1 < DRAFT_SIZE_CLASSES && (1u << size) < sessions)
         size++;
     return size;
+}
+
+uint64_t draft_costs_beside(uint64_t ns, uint32_t step_rows, uint32_t other_rows,
+                            uint32_t chunk_tokens)
+{
+    if (2 * (uint64_t)other_rows < chunk_tokens) return 0;
+    const double rows = (double)step_rows + other_rows;
+    return KV_MAX((uint64_t)((double)ns * ((double)step_rows + chunk_tokens) / rows), 1u);
 }
 
 void draft_costs_seen(struct draft_costs *costs, uint32_t sessions, uint32_t drafts, uint64_t ns)
@@ -113,6 +119,11 @@ uint32_t draft_policy_next(struct draft_policy *policy, const struct draft_costs
     policy->wait = policy->interval;
     policy->interval = KV_MIN(2 * policy->interval, WAIT_MAX);
     return 0;
+}
+
+uint32_t draft_policy_compared(uint32_t proposed, uint32_t accepted, bool ended)
+{
+    return ended ? accepted : KV_MIN(proposed, accepted + 1);
 }
 
 void draft_policy_seen(struct draft_policy *policy, uint32_t proposed, uint32_t accepted)

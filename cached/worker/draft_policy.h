@@ -12,15 +12,26 @@
  * Pure: time comes in as numbers.  Owned by: worker.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define DRAFT_MAX 16u         /* Drafts of one step. */
 #define DRAFT_SIZE_CLASSES 9u /* Of sessions in a pass: 1, 2, 3-4, 5-8, ... 129 and more. */
 
-/* Nanoseconds of a pass of steps only, drafting included; shared by all sessions. */
+/*
+ * Nanoseconds of a pass that has the steps, drafting included; shared by all sessions.  There are
+ * two of them: of passes of steps only, and of those that have a chunk of prefill rows besides.
+ * There a draft is cheap, because a session's next token waits for the chunk anyway; that prefills
+ * go slower by what drafts add is what steps coming first means (batch.h).
+ */
 struct draft_costs {
     double ns[DRAFT_SIZE_CLASSES][DRAFT_MAX + 1]; /* By drafts per session; 0: not yet measured. */
 };
+
+/* What a pass with `other_rows` of prefills took, as it would be with `chunk_tokens` of them: such
+ * passes are bound by computing, so time goes with rows.  0: too few of them to say. */
+uint64_t draft_costs_beside(uint64_t ns, uint32_t step_rows, uint32_t other_rows,
+                            uint32_t chunk_tokens);
 
 /* drafts: per session, rounded up. */
 void draft_costs_seen(struct draft_costs *costs, uint32_t sessions, uint32_t drafts, uint64_t ns);
@@ -39,5 +50,9 @@ struct draft_policy {
 uint32_t draft_policy_next(struct draft_policy *policy, const struct draft_costs *costs,
                            uint32_t sessions, uint32_t max);
 
-/* accepted <= proposed: the first ones. */
+/* Of `proposed` drafts those that were compared with a token: behind a refused one, or where the
+ * answer ended, nothing says whether a draft was right. */
+uint32_t draft_policy_compared(uint32_t proposed, uint32_t accepted, bool ended);
+
+/* proposed: those compared; accepted <= proposed: the first ones. */
 void draft_policy_seen(struct draft_policy *policy, uint32_t proposed, uint32_t accepted);

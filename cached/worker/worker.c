@@ -83,6 +83,13 @@ static bool has_work(const struct worker *worker)
     return worker->waiting.first != NULL || worker->running > 0;
 }
 
+void worker_turn(struct worker *worker)
+{
+    (void)kv_mailbox_run(worker->mailbox, UINT32_MAX);
+    admit(worker);
+    worker_pass(worker);
+}
+
 void worker_run(void *arg)
 {
     struct worker *worker = arg;
@@ -91,9 +98,7 @@ void worker_run(void *arg)
 
     while (!worker->stopping || has_work(worker)) {
         if (!has_work(worker)) kv_mailbox_wait(worker->mailbox, -1);
-        (void)kv_mailbox_run(worker->mailbox, UINT32_MAX);
-        admit(worker);
-        worker_pass(worker);
+        worker_turn(worker);
     }
 }
 
@@ -220,6 +225,9 @@ struct worker_stats worker_stats(struct worker *worker)
         .decode_tokens = read_counter(&counters->decode_tokens),
         .chunks = read_counter(&counters->chunks),
         .jobs = read_counter(&counters->jobs),
+        .prefill_rows = read_counter(&counters->prefill_rows),
+        .replay_rows = read_counter(&counters->replay_rows),
+        .decode_rows = read_counter(&counters->decode_rows),
         .prefill_ns = read_counter(&counters->prefill_ns),
         .replay_ns = read_counter(&counters->replay_ns),
         .decode_ns = read_counter(&counters->decode_ns),

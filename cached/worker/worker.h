@@ -131,10 +131,11 @@ void worker_post(struct worker *worker, struct worker_job *job);
 /* Since the start.  *_ns: share of the passes' time, by rows. */
 struct worker_stats {
     uint64_t prefill_tokens, replay_tokens, decode_tokens, chunks, jobs;
+    uint64_t prefill_rows, replay_rows, decode_rows; /* Of both halves. */
     uint64_t prefill_ns, replay_ns, decode_ns;
     uint64_t passes, pass_rows, pass_rows_max; /* Rows of either half; the most of one pass. */
     uint64_t pass_sessions, pass_sessions_max; /* Sessions in a pass. */
-    uint64_t drafts_proposed, drafts_accepted;
+    uint64_t drafts_proposed, drafts_accepted; /* Of those that were compared. */
 };
 struct worker_stats worker_stats(struct worker *worker); /* Any thread: atomics. */
 /* Any thread: a file of the model is gone; every job ends with KV_IO. */

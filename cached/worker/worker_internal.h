@@ -17,15 +17,16 @@ struct job_list {
 
 struct slot {
     struct eng_session *session;
-    struct worker_job *job; /* The one that moves the session now. */
-    bool lost;              /* Stands nowhere until a job says where to start. */
-    struct draft_policy policy;
+    struct worker_job *job;              /* The one that moves the session now. */
+    bool lost;                           /* Stands nowhere until a job says where to start. */
+    struct draft_policy policy;          /* Of that session. */
     uint32_t step_tokens[DRAFT_MAX + 1]; /* Of the step in this pass: the pending one, drafts. */
 };
 
 /* Written by the worker, read by any thread. */
 struct worker_counters {
     _Atomic uint64_t prefill_tokens, replay_tokens, decode_tokens, chunks, jobs;
+    _Atomic uint64_t prefill_rows, replay_rows, decode_rows;
     _Atomic uint64_t prefill_ns, replay_ns, decode_ns;
     _Atomic uint64_t passes, pass_rows, pass_rows_max, pass_sessions, pass_sessions_max;
     _Atomic uint64_t drafts_proposed, drafts_accepted;
@@ -50,11 +51,12 @@ struct worker {
     struct job_list waiting; /* Their slot is busy. */
     uint32_t running;        /* Jobs that have a slot; all of them are in the batch. */
     struct batch batch;
-    struct batch_user *users;     /* One per slot. */
-    struct eng_piece *pieces;     /* One per slot. */
-    struct eng_draft_item *items; /* One per slot. */
-    struct draft_costs costs;
-    atomic_bool model_lost; /* Read by any thread. */
+    struct batch_user *users;        /* One per slot. */
+    struct eng_piece *pieces;        /* One per slot. */
+    struct eng_draft_item *items;    /* One per slot. */
+    struct draft_costs costs;        /* Of passes of steps only. */
+    struct draft_costs costs_beside; /* Of those with prefill rows besides. */
+    atomic_bool model_lost;          /* Read by any thread. */
     struct worker_counters counters;
 };
 
@@ -68,6 +70,11 @@ static inline void worker_count_max(_Atomic uint64_t *counter, uint64_t value)
     if (value > atomic_load_explicit(counter, memory_order_relaxed))
         atomic_store_explicit(counter, value, memory_order_relaxed);
 }
+
+/* ---- worker.c ---- */
+
+/* One turn of the loop: what arrived, then one pass, if there is anything to compute. */
+void worker_turn(struct worker *worker);
 
 /* ---- worker_job.c: one job, between passes ---- */
 

@@ -145,8 +145,9 @@ void job_step_passed(struct worker *worker, struct worker_job *job, uint32_t row
         kept++;
     } while (!ended && kept < rows && slot->step_tokens[kept] == token);
     if (rows > 1 && job->forced == NULL) {
-        draft_policy_seen(&slot->policy, rows - 1, kept - 1);
-        worker_count(&worker->counters.drafts_proposed, rows - 1);
+        const uint32_t compared = draft_policy_compared(rows - 1, kept - 1, ended);
+        draft_policy_seen(&slot->policy, compared, kept - 1);
+        worker_count(&worker->counters.drafts_proposed, compared);
         worker_count(&worker->counters.drafts_accepted, kept - 1);
     }
     eng_verify_keep(session, kept);
@@ -299,6 +300,8 @@ void job_begin(struct worker *worker, struct worker_job *job)
     const bool needs_place = job->start == WORKER_CONTINUE || job->start == WORKER_CUT;
     assert(!needs_place || !worker->slots[job->slot].lost);
     worker->slots[job->slot].lost = false;
+    /* Not where the slot stood: what its session's drafts were worth says nothing of this one's. */
+    if (!needs_place) worker->slots[job->slot].policy = (struct draft_policy){0};
     const kv_status status = move_to_start(worker, job);
     if (status != KV_OK) {
         finish_lost(worker, job, status);

@@ -23,7 +23,9 @@ uint32_t worker_drafts_wanted(struct worker *worker, struct worker_job *job, uin
     const uint32_t most = KV_MIN(room, eng_model_draft_max(worker->model));
     if (worker->draft == WORKER_DRAFT_ON || most == 0) return most;
     const uint32_t sessions = KV_MAX(worker->batch.step_count, 1u);
-    return draft_policy_next(&worker->slots[job->slot].policy, &worker->costs, sessions, most);
+    const struct draft_costs *costs =
+        worker->batch.user_count > 0 ? &worker->costs_beside : &worker->costs;
+    return draft_policy_next(&worker->slots[job->slot].policy, costs, sessions, most);
 }
 
 static bool is_in_pass(const struct worker_job *job)
@@ -71,6 +73,13 @@ struct pass_sums {
     uint32_t prefill_tokens, replay_tokens, chunks;
 };
 
+/* Of the next `rows` rows of a half that has `left` to the stop: those below the start. */
+static uint32_t rows_again(const struct worker_job *job, uint32_t left, uint32_t rows)
+{
+    const uint32_t position = job->stops[job->stop_index].tokens - left;
+    return position < job->start_tokens ? KV_MIN(rows, job->start_tokens - position) : 0;
+}
+
 static void add_piece(struct pass_sums *sums, const struct worker_job *job, uint32_t encode,
                       uint32_t decode)
 {
@@ -84,14 +93,27 @@ static void add_piece(struct pass_sums *sums, const struct worker_job *job, uint
         sums->step_rows += encode + decode;
         return;
     }
-    const uint32_t position = job->stops[job->stop_index].tokens - job->batch.encode;
-    const uint32_t again =
-        position < job->start_tokens ? KV_MIN(encode, job->start_tokens - position) : 0;
+    const uint32_t again = rows_again(job, job->batch.encode, encode);
+    const uint32_t decode_again = rows_again(job, job->batch.decode, decode);
     sums->replay_tokens += again;
     sums->prefill_tokens += encode - again;
-    sums->replay_rows += again;
-    sums->prefill_rows += encode - again + decode;
+    sums->replay_rows += again + decode_again;
+    sums->prefill_rows += encode - again + decode - decode_again;
     if (encode > 0) sums->chunks++;
+}
+
+static void learn_costs(struct worker *worker, const struct pass_sums *sums, uint64_t ns)
+{
+    if (sums->steps == 0 || sums->forced) return;
+    const uint32_t drafts = (sums->drafts + sums->steps - 1) / sums->steps;
+    const uint32_t other_rows = sums->prefill_rows + sums->replay_rows;
+    if (other_rows == 0) {
+        draft_costs_seen(&worker->costs, sums->steps, drafts, ns);
+        return;
+    }
+    const uint64_t beside =
+        draft_costs_beside(ns, sums->step_rows, other_rows, worker->batch.chunk_tokens);
+    if (beside > 0) draft_costs_seen(&worker->costs_beside, sums->steps, drafts, beside);
 }
 
 static void count_pass(struct worker *worker, const struct pass_sums *sums, uint64_t ns)
@@ -101,6 +123,9 @@ static void count_pass(struct worker *worker, const struct pass_sums *sums, uint
     worker_count(&counters->prefill_tokens, sums->prefill_tokens);
     worker_count(&counters->replay_tokens, sums->replay_tokens);
     worker_count(&counters->chunks, sums->chunks);
+    worker_count(&counters->prefill_rows, sums->prefill_rows);
+    worker_count(&counters->replay_rows, sums->replay_rows);
+    worker_count(&counters->decode_rows, sums->step_rows);
     worker_count(&counters->prefill_ns, ns * sums->prefill_rows / rows);
     worker_count(&counters->replay_ns, ns * sums->replay_rows / rows);
     worker_count(&counters->decode_ns, ns * sums->step_rows / rows);
@@ -109,9 +134,7 @@ static void count_pass(struct worker *worker, const struct pass_sums *sums, uint
     worker_count_max(&counters->pass_rows_max, rows);
     worker_count(&counters->pass_sessions, sums->sessions);
     worker_count_max(&counters->pass_sessions_max, sums->sessions);
-    if (sums->steps == sums->sessions && !sums->forced)
-        draft_costs_seen(&worker->costs, sums->steps,
-                         (sums->drafts + sums->steps - 1) / sums->steps, ns);
+    learn_costs(worker, sums, ns);
 }
 
 /* ---- the pass ---- */

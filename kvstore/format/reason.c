@@ -71,6 +71,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "The state was computed with other kernels, which round differently: it was used, and "
            "what follows is marked as approximate.",
            "Set engine.isa to what computed it, or send the prompt in a new session."),
+    REASON(ONLY_APPROXIMATE, OUTCOME,
+           "What is stored of the prompt lies behind a clipped replay or was computed with other "
+           "kernels: a call with exact = true uses none of it.",
+           "Nothing to do: the answer is exact; calls without exact = true use what is stored."),
 
     REASON(SESSION_NOT_FOUND, NOT_FOUND, "There is no session of that id for this user.",
            "Open it with OpenSession, or check the id and the token."),

@@ -153,6 +153,7 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
             match->any_seen = true;
             inside = node_matches(match, node);
             if (inside && node_better(match, node, match->node)) match->node = node;
+            if (inside) match->whole = KV_MAX(match->whole, node->tokens);
             if (inside) match->sure = KV_MAX(match->sure, counted(match, node, node->tokens));
             if (inside) window_add(match, node);
             if (!inside) edge_probe(match, index, node);

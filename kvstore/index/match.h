@@ -37,6 +37,7 @@ struct kv_match {
     bool unmarked_only; /* Input: rows behind a clipped replay or of other kernels do not count. */
     uint64_t kernels;   /* Of this process; set by the run. */
     struct kv_node *node; /* Deepest node matched whole; NULL: none. */
+    uint32_t whole;       /* Tokens of the deepest one, counted or not. */
     /* All that have a window, whichever branch they are of: the longest rows may lie on a branch
      * whose windows are gone, or go on below a node that another one of equal tokens hides. */
     struct kv_node *windows[KV_MATCH_WINDOWS_MAX];

@@ -815,8 +815,7 @@ def model_failures():
     empty = d.scratch()
     refuses(cpu(empty), "config.json", what="empty model directory")
     mkmodel = find_mkmodel()
-    if mkmodel is None:
-        print("skipped: damaged models (mkmodel is not built)")
+    if not check(mkmodel is not None, "mkmodel is built: damaged models come from it"):
         return
     model = os.path.join(d.scratch(), "tiny")
     done = subprocess.run([mkmodel, "--out", model], check=False, stdout=subprocess.PIPE,

@@ -184,7 +184,7 @@ def test_stats_and_explain(ops):
             "every counter has a name of ours and a meaning")
     reasons = ops.json("explain", "--json")["reasons"]
     d.check(len(reasons) > 40 and all(r["cause"] and r["remedy"] for r in reasons), "reasons")
-    for reason in ("EXPIRED", "session_busy"):
+    for reason in ("EXPIRED", "session_busy", "ONLY_APPROXIMATE"):
         d.check("remedy" in ops.code(0, "explain", reason).stdout, f"explain {reason}")
     got = ops.code(3, "explain", "EXPIERD")
     d.check("EXPIRED" in got.stderr and got.stdout == "", "the nearest name, on stderr")

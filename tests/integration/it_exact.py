@@ -78,6 +78,22 @@ def short_histories_are_computed():
 
 
 @case
+def only_marked_rows_have_a_reason_of_their_own():
+    box, talk = opened()
+    prompt = tokens(400)
+    talk.prefill(prompt[:60])
+    box.advance(POOL_TTL_MS + MINUTE_MS)
+    got = talk.prefill(prompt[:300])
+    equal(said(got), ("REPLAY", 60, 16, True, 60), "the mark")
+    got = talk.prefill(prompt, exact=True)
+    equal((said(got), got.reason), (("MISS", 0, 0, False, 0), "ONLY_APPROXIMATE"),
+          "300 are stored, 60 of them usable and too few for a replay")
+    got = talk.prefill(prompt + tokens(4), exact=True)
+    equal((said(got), got.reason), (("EXACT", 400, 0, False, 0), ""), "its own is used")
+    box.stop()
+
+
+@case
 def a_window_further_below_is_preferred():
     box, talk = opened()
     prompt = tokens(500)
@@ -105,6 +121,7 @@ def other_kernels_are_not_used():
     got = talk.prefill(prompt, exact=True)
     equal((name_of(got.outcome), got.hit_tokens, got.approximate, got.other_kernels),
           ("MISS", 0, False, False), "computed")
+    equal(got.reason, "ONLY_APPROXIMATE", "stored, but not for an exact call")
     got = talk.prefill(prompt + tokens(4), exact=True)
     equal((name_of(got.outcome), got.hit_tokens), ("EXACT", 400), "its own is used")
     box.stop()

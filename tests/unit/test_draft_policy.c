@@ -146,12 +146,82 @@ static void test_planted(void)
     EXPECT(speed(&sim) < 0.95);
 }
 
+/*
+ * A prefill is always queued: every pass has one chunk of it, two at its end, and a little between
+ * two.  Drafts that are right pay there too, those that are wrong do not, and with many sessions
+ * their rows count against the chunk.
+ */
+static double speed_beside(uint32_t chance, uint32_t sessions, double *ret_drafts)
+{
+    enum { CHUNK = 128, STEPS = 2000 };
+    struct draft_costs costs = {0};
+    struct draft_policy policy = {0};
+    struct sim sim = {.random = 11, .chance = chance};
+    double ns = 0, plain_ns = 0;
+    uint64_t tokens = 0, drafts = 0;
+
+    for (uint32_t i = 0; i < STEPS; i++) {
+        const uint32_t k = draft_policy_next(&policy, &costs, sessions, 5);
+        const uint32_t others = i % 8 == 7 ? 2 * CHUNK : i % 8 == 3 ? CHUNK / 16 : CHUNK;
+        const uint32_t rows = sessions * 2 * (1 + k);
+        uint32_t accepted = 0;
+        while (accepted < k && draw(&sim) < chance)
+            accepted++;
+        const uint64_t pass_ns = 10000u * (uint64_t)(KV_MAX(rows + others, 64u));
+        const uint64_t beside = draft_costs_beside(pass_ns, rows, others, CHUNK);
+        EXPECT((beside > 0) == (others >= CHUNK / 2));
+        if (beside > 0) draft_costs_seen(&costs, sessions, k, beside);
+        draft_policy_seen(&policy, draft_policy_compared(k, accepted, false), accepted);
+        ns += (double)pass_ns;
+        plain_ns += 10000.0 * KV_MAX(2 * sessions + others, 64u);
+        tokens += accepted + 1;
+        drafts += k;
+    }
+    *ret_drafts = (double)drafts / STEPS;
+    return (double)tokens / STEPS / (ns / plain_ns);
+}
+
+static void test_beside_prefills(void)
+{
+    double drafts;
+    EXPECT(speed_beside(90, 1, &drafts) > 2.5);
+    EXPECT(drafts > 3);
+    EXPECT(speed_beside(50, 1, &drafts) > 1.3);
+    EXPECT(speed_beside(0, 1, &drafts) > 0.98);
+    EXPECT(drafts < 0.5);
+    EXPECT(speed_beside(30, 64, &drafts) > 0.95);
+    EXPECT(drafts < 0.5);
+    EXPECT_EQ_U64(draft_costs_beside(1000, 4, 128, 128), 1000);
+    EXPECT_EQ_U64(draft_costs_beside(1300, 4, 256, 128), 660);
+    EXPECT_EQ_U64(draft_costs_beside(1000, 4, 63, 128), 0);
+    EXPECT_EQ_U64(draft_costs_beside(0, 4, 128, 128), 1);
+}
+
+/* What was never compared is neither right nor wrong. */
+static void test_compared(void)
+{
+    EXPECT_EQ_U32(draft_policy_compared(5, 5, false), 5);
+    EXPECT_EQ_U32(draft_policy_compared(5, 2, false), 3); /* The third is wrong; two unknown. */
+    EXPECT_EQ_U32(draft_policy_compared(5, 0, false), 1);
+    EXPECT_EQ_U32(draft_policy_compared(5, 2, true), 2); /* A stop token behind two. */
+    EXPECT_EQ_U32(draft_policy_compared(5, 0, true), 0);
+    EXPECT_EQ_U32(draft_policy_compared(5, 5, true), 5);
+
+    struct draft_policy policy = {0};
+    draft_policy_seen(&policy, draft_policy_compared(5, 2, true), 2);
+    EXPECT_EQ_U32(policy.seen[1], 1);
+    EXPECT_EQ_U32(policy.seen[2], 0);
+    EXPECT(policy.missed[0] <= 0 && policy.missed[1] <= 0 && policy.missed[2] <= 0);
+}
+
 int main(void)
 {
     test_right_everywhere();
     test_off_and_back();
     test_cost_decides();
     test_edges();
+    test_beside_prefills();
+    test_compared();
     test_planted();
     HARNESS_END();
 }

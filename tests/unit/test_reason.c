@@ -20,7 +20,7 @@ static void test_table_is_complete(void)
         EXPECT(kv_reason_find(info->name, &found) && (int)found == i);
         EXPECT(info->cause != NULL && strlen(info->cause) > 10);
         EXPECT(info->remedy != NULL && strlen(info->remedy) > 5);
-        EXPECT((info->grpc_code == 0) == (i <= KV_REASON_OTHER_KERNELS));
+        EXPECT((info->grpc_code == 0) == (i <= KV_REASON_ONLY_APPROXIMATE));
         EXPECT(info->grpc_code >= 0 && info->grpc_code <= 16);
     }
 }

@@ -9,6 +9,7 @@
 
 #include "cached/worker/worker.h"
 
+#include "cached/worker/worker_internal.h"
 #include "kvstore/base/checksum.h"
 #include "tests/harness.h"
 #include "tests/unit/worker_bench.h"
@@ -226,11 +227,42 @@ static void test_decode_steps_between_chunks(void)
     EXPECT_EQ_U64(stats.pass_sessions_max, 3);
     EXPECT_EQ_U64(stats.pass_rows_max, 3 * CHUNK + CHUNK); /* The decoder's rows of one. */
     EXPECT(stats.decode_ns > 0 && stats.prefill_ns > 0 && stats.replay_ns == 0);
+    EXPECT(bench.worker->costs_beside.ns[0][0] <= 0); /* Forced: says nothing of drafting. */
     EXPECT(prefill->job.status == KV_CANCELLED);
     EXPECT_EQ_U32(decode->job.out_count, 20);
     run_destroy(prefill);
     run_destroy(decode);
     run_destroy(later);
+    bench_close(&bench);
+}
+
+/* What steps cost is learned with a prefill always queued, and apart from passes without. */
+static void test_costs_beside_prefills(void)
+{
+    struct bench bench;
+    bench_open(&bench, NULL);
+    struct run *prefill = run_create(&bench, 0, 1);
+    struct run *decode = run_create(&bench, 1, 2);
+
+    add_stop(prefill, 1000, NULL);
+    add_stop(decode, 8, NULL);
+    decode->job.decode_max = 20;
+    post(prefill);
+    post(decode);
+    bench_start(&bench);
+    bench_wait(&bench, 1);
+    EXPECT_EQ_U32(decode->done_as, 1);
+    bench_wait(&bench, 2);
+    EXPECT(bench.worker->costs_beside.ns[0][0] > 0);
+    EXPECT(bench.worker->costs.ns[0][0] <= 0);
+
+    run_again(decode);
+    decode->job.decode_max = 5;
+    post(decode);
+    bench_wait(&bench, 3);
+    EXPECT(bench.worker->costs.ns[0][0] > 0);
+    run_destroy(prefill);
+    run_destroy(decode);
     bench_close(&bench);
 }
 
@@ -270,35 +302,6 @@ static void test_forced_together(void)
     free(image);
     run_destroy(run);
     run_destroy(hand);
-    bench_close(&bench);
-}
-
-/* One user's ten prompts and another's short turn, which comes when they are under way. */
-static void test_fair_between_users(void)
-{
-    struct bench bench;
-    bench_open(&bench, NULL);
-    struct run *long_ones[2] = {run_create(&bench, 0, 1), run_create(&bench, 1, 2)};
-    struct run *turn = run_create(&bench, 2, 3);
-
-    for (uint32_t i = 0; i < 2; i++) {
-        long_ones[i]->job.user = long_ones[0]->job.user;
-        add_stop(long_ones[i], 1000, NULL);
-        long_ones[i]->job.cancelled = as_cancelled(&turn->job.stops[0].done);
-        post(long_ones[i]);
-    }
-    add_stop(turn, CHUNK, NULL);
-    post(turn);
-    bench_start(&bench);
-    bench_wait(&bench, 3);
-    EXPECT(turn->job.status == KV_OK);
-    EXPECT_EQ_U32(turn->done_as, 1);
-    /* First come, first served within a user: the second one has not computed a row. */
-    EXPECT_EQ_U64(worker_stats(bench.worker).passes, 1);
-    EXPECT_EQ_U64(worker_stats(bench.worker).prefill_tokens, 2 * CHUNK);
-    for (uint32_t i = 0; i < 2; i++)
-        run_destroy(long_ones[i]);
-    run_destroy(turn);
     bench_close(&bench);
 }
 
@@ -375,15 +378,22 @@ static void test_replay(void)
     replayed->job.start = WORKER_ROWS_ONLY;
     replayed->job.start_tokens = 300;
     replayed->job.replay_from = 300 - window;
-    add_stop(replayed, 350, NULL);
+    add_stop(replayed, 310, NULL);
     add_stop(replayed, 360, NULL);
     post(replayed);
     bench_wait(&bench, 2);
     EXPECT(replayed->job.status == KV_OK && replayed->job.kept);
     EXPECT_EQ_U32(replayed->job.stops[0].state.replay_at, 300);
     EXPECT_EQ_U32(replayed->job.state.tokens, 360);
-    EXPECT_EQ_U64(worker_stats(bench.worker).replay_tokens, window);
-    EXPECT_EQ_U64(worker_stats(bench.worker).prefill_tokens, 300 + 60);
+    /* The busy time goes by rows of both halves: the decoder's below the start are replayed too. */
+    const struct worker_stats stats = worker_stats(bench.worker);
+    EXPECT_EQ_U64(stats.replay_tokens, window);
+    EXPECT_EQ_U64(stats.prefill_tokens, 300 + 60);
+    EXPECT_EQ_U64(stats.replay_rows, window + (window - 10));
+    EXPECT_EQ_U64(stats.prefill_rows, 300 + window + 10 + 10 + 50 + window);
+    EXPECT_EQ_U64(stats.decode_rows, 0);
+    EXPECT_EQ_U64(stats.replay_rows + stats.prefill_rows, stats.pass_rows);
+    EXPECT(stats.replay_ns > 0 && stats.prefill_ns > 0);
     EXPECT_EQ_U64(eng_model_wrong_bytes(bench.model), 0);
 
     /* Cancelled before the first stop: rows without windows are nothing to keep. */
@@ -496,17 +506,56 @@ static void test_plants(void)
     test_planted("tail", 100, false);
 }
 
+/* What was learned of a session's drafts goes with it, not with the slot. */
+static void test_drafts_of_the_session(void)
+{
+    struct bench bench;
+    bench_open(&bench, NULL);
+    struct run *run = run_create(&bench, 0, 6);
+    uint8_t *image = allocate(bench.layout->image_bytes);
+    struct draft_policy *policy = &bench.worker->slots[0].policy; /* Ours while nothing runs. */
+
+    add_stop(run, 100, image);
+    post(run);
+    bench_start(&bench);
+    bench_wait(&bench, 1);
+    static const enum worker_start starts[] = {WORKER_CONTINUE, WORKER_CUT, WORKER_IMPORT,
+                                               WORKER_ROWS_ONLY, WORKER_RESET};
+    const struct kv_image_state state = run->job.state;
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(starts); i++) {
+        const bool same = starts[i] == WORKER_CONTINUE || starts[i] == WORKER_CUT;
+        *policy = (struct draft_policy){.seen = {7}, .wait = 3};
+        run_again(run);
+        run->job.start = starts[i];
+        run->job.image = image;
+        run->job.image_state = state;
+        run->job.start_tokens = starts[i] == WORKER_RESET ? 0 : 100;
+        run->job.replay_from = run->job.start_tokens;
+        if (starts[i] == WORKER_ROWS_ONLY) run->job.replay_from -= bench.layout->window_tokens;
+        if (!same) add_stop(run, 101, NULL);
+        post(run);
+        bench_wait(&bench, 2 + i);
+        EXPECT(run->job.status == KV_OK && run->job.kept);
+        EXPECT_EQ_U32(policy->seen[0], same ? 7 : 0);
+        EXPECT_EQ_U32(policy->wait, same ? 3 : 0);
+    }
+    free(image);
+    run_destroy(run);
+    bench_close(&bench);
+}
+
 int main(void)
 {
     test_prefill_with_stops();
     test_decode_in_parts();
     test_forced();
     test_decode_steps_between_chunks();
+    test_costs_beside_prefills();
     test_forced_together();
-    test_fair_between_users();
     test_import_and_cut();
     test_replay();
     test_export_beside();
+    test_drafts_of_the_session();
     test_plants();
     HARNESS_END();
 }
