@@ -406,13 +406,6 @@ uint32_t eng_checkpoint_shard_count(const struct eng_checkpoint *checkpoint)
     return checkpoint->shard_count;
 }
 
-const struct eng_mapping *eng_checkpoint_shard(const struct eng_checkpoint *checkpoint,
-                                               uint32_t index)
-{
-    assert(index < checkpoint->shard_count);
-    return eng_safetensors_mapping(checkpoint->shards[index].file);
-}
-
 struct kv_digest eng_checkpoint_digest(const struct eng_checkpoint *checkpoint)
 {
     return checkpoint->digest;

@@ -61,8 +61,6 @@ const uint32_t *eng_checkpoint_compressed_ids(const struct eng_checkpoint *check
 /* Bytes of all tensors of the text model. */
 uint64_t eng_checkpoint_bytes(const struct eng_checkpoint *checkpoint);
 uint32_t eng_checkpoint_shard_count(const struct eng_checkpoint *checkpoint);
-const struct eng_mapping *eng_checkpoint_shard(const struct eng_checkpoint *checkpoint,
-                                               uint32_t index);
 
 /* What the fingerprint of a model takes of its files.  SHA-256 over the digest of config.json, that
  * of engram_ids.bin, and for each shard its size, its header, and of its data:

@@ -151,11 +151,6 @@ const char *eng_index_shard(const struct eng_index *index, uint32_t shard)
     return index->shards[shard];
 }
 
-size_t eng_index_tensor_count(const struct eng_index *index)
-{
-    return json_object_size(index->map);
-}
-
 const char *eng_index_shard_of(const struct eng_index *index, const char *tensor)
 {
     const json_t *value = json_object_get(index->map, tensor);

@@ -23,7 +23,6 @@ void eng_index_destroy(struct eng_index *index);
 /* File names without a directory, ascending, each once. */
 uint32_t eng_index_shard_count(const struct eng_index *index);
 const char *eng_index_shard(const struct eng_index *index, uint32_t shard);
-size_t eng_index_tensor_count(const struct eng_index *index);
 
 /* NULL: the index does not name the tensor. */
 const char *eng_index_shard_of(const struct eng_index *index, const char *tensor);

@@ -311,21 +311,6 @@ kv_status eng_tensor_check(const char *path, const struct eng_tensor *tensor, en
                    eng_dtype_name(tensor->dtype), shape_text(found, tensor->rank, tensor->shape));
 }
 
-kv_status eng_safetensors_take(struct eng_safetensors *file, const char *name, enum eng_dtype dtype,
-                               uint64_t rows, uint64_t columns, const uint8_t **ret_data,
-                               struct kv_error *err)
-{
-    const char *path = file->mapping.path;
-    struct eng_tensor *tensor = eng_safetensors_find(file, name);
-
-    if (tensor == NULL) return KV_FAIL(err, KV_INVALID, "%s: tensor %s is missing", path, name);
-    const kv_status status = eng_tensor_check(path, tensor, dtype, rows, columns, err);
-    if (status != KV_OK) return status;
-    tensor->used = true;
-    *ret_data = tensor->data;
-    return KV_OK;
-}
-
 kv_status eng_safetensors_all_used(const struct eng_safetensors *file, struct kv_error *err)
 {
     for (size_t i = 0; i < file->count; i++)
@@ -333,10 +318,4 @@ kv_status eng_safetensors_all_used(const struct eng_safetensors *file, struct kv
             return KV_FAIL(err, KV_INVALID, "%s: tensor %.120s is not part of this model",
                            file->mapping.path, file->tensors[i].name);
     return KV_OK;
-}
-
-const uint8_t *eng_safetensors_bytes(const struct eng_safetensors *file, size_t *ret_count)
-{
-    *ret_count = (size_t)file->mapping.bytes;
-    return file->mapping.data;
 }
