@@ -10,6 +10,7 @@
 
 #include "engine/model/checkpoint_index.h"
 #include "engine/model/checkpoint_internal.h"
+#include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
@@ -17,7 +18,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define CONFIG_BYTES_MAX (1u << 20)
 #define PATH_BYTES_MAX 4096u
 
 static const char single_name[] = "model.safetensors";
@@ -40,7 +40,7 @@ kv_status eng_checkpoint_config_read(const char *dir, struct eng_config *ret_con
     size_t count = 0;
 
     kv_status status = join(dir, "config.json", path, err);
-    if (status == KV_OK) status = eng_file_read(path, CONFIG_BYTES_MAX, &text, &count, err);
+    if (status == KV_OK) status = eng_file_read(path, ENG_CONFIG_BYTES_MAX, &text, &count, err);
     if (status != KV_OK) return status;
     status = eng_config_parse(path, (const char *)text, count, ret_config, err);
     if (status == KV_OK && ret_digest != NULL) kv_sha256(text, count, ret_digest);
@@ -257,7 +257,7 @@ static kv_status read_ids(struct eng_checkpoint *checkpoint, const char *dir, st
         return KV_FAIL(err, KV_INVALID,
                        "%s: is missing; mkengramids makes it from the model's tokenizer.json",
                        path);
-    status = eng_file_read(path, 1u << 23, &data, &count, err);
+    status = eng_file_read(path, ENG_IDS_BYTES_MAX, &data, &count, err);
     if (status != KV_OK) return status;
     checkpoint->compressed_ids = malloc(expected);
     if (count != expected)

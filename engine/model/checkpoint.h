@@ -29,7 +29,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENG_SHARDS_MAX 256u
 #define ENG_CHECKPOINT_WHOLE_MAX (1ull << 30)
 
 struct eng_checkpoint;

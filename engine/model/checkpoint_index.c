@@ -8,7 +8,7 @@
 
 #include "engine/model/checkpoint_index.h"
 
-#include "engine/model/checkpoint.h"
+#include "engine/model/model_limits.h"
 #include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
 

@@ -11,8 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENG_INDEX_BYTES_MAX (32u << 20)
-
 struct eng_index;
 
 /* KV_INVALID: not an index; the text names tensor or shard. */

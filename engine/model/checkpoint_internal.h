@@ -3,6 +3,7 @@
 /* What the two halves of a checkpoint share.  Private to checkpoint.c and checkpoint_verify.c. */
 
 #include "engine/model/checkpoint.h"
+#include "engine/model/model_limits.h"
 
 struct eng_shard {
     char *path;
