@@ -29,7 +29,8 @@ static kv_status join(const char *dir, const char *name, char path[PATH_BYTES_MA
 {
     const int length = snprintf(path, PATH_BYTES_MAX, "%s/%s", dir, name);
     if (length >= 0 && (size_t)length < PATH_BYTES_MAX) return KV_OK;
-    return KV_FAIL(err, KV_INVALID, "model directory: path too long");
+    return KV_FAIL(err, KV_INVALID, "%.120s...: path too long, expected at most %u bytes", dir,
+                   PATH_BYTES_MAX - 1);
 }
 
 kv_status eng_checkpoint_config_read(const char *dir, struct eng_config *ret_config,
@@ -273,7 +274,7 @@ static kv_status read_ids(struct eng_checkpoint *checkpoint, const char *dir, st
     return status;
 }
 
-/* Which shard the bytes of a tensor are in. */
+/* Of the shard that has the bytes of a tensor. */
 static const struct eng_mapping *mapping_of(const struct eng_checkpoint *checkpoint,
                                             const struct eng_tensor *tensor)
 {
@@ -332,8 +333,11 @@ kv_status eng_checkpoint_open_max(const char *dir, uint64_t whole_max,
     struct eng_checkpoint *checkpoint = calloc(1, sizeof(*checkpoint));
     if (checkpoint == NULL) return KV_FAIL(err, KV_NOMEM, "%s", dir);
 
-    kv_status status =
-        eng_checkpoint_config_read(dir, &checkpoint->config, &checkpoint->config_digest, err);
+    checkpoint->dir = strdup(dir);
+    kv_status status = checkpoint->dir == NULL ? KV_FAIL(err, KV_NOMEM, "%s", dir) : KV_OK;
+    if (status == KV_OK)
+        status =
+            eng_checkpoint_config_read(dir, &checkpoint->config, &checkpoint->config_digest, err);
     if (status == KV_OK) status = open_files(checkpoint, dir, err);
     if (status == KV_OK) status = check_list(checkpoint, dir, err);
     if (status == KV_OK) status = read_ids(checkpoint, dir, err);
@@ -367,6 +371,7 @@ void eng_checkpoint_close(struct eng_checkpoint *checkpoint)
     }
     free(checkpoint->compressed_ids);
     free(checkpoint->tensors);
+    free(checkpoint->dir);
     free(checkpoint);
 }
 
@@ -385,8 +390,9 @@ kv_status eng_checkpoint_take(const struct eng_checkpoint *checkpoint, const cha
         bsearch(&key_at, checkpoint->tensors, checkpoint->tensor_count, sizeof(key_at), by_name);
 
     if (found == NULL)
-        return KV_FAIL(err, KV_INVALID, "tensor %.80s is not in the checkpoint", name);
-    const kv_status status = eng_tensor_check("checkpoint", *found, dtype, rows, columns, err);
+        return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s is missing", checkpoint->dir, name);
+    const kv_status status =
+        eng_tensor_check(mapping_of(checkpoint, *found)->path, *found, dtype, rows, columns, err);
     if (status == KV_OK) *ret_data = (*found)->data;
     return status;
 }

@@ -11,6 +11,7 @@ struct eng_shard {
 };
 
 struct eng_checkpoint {
+    char *dir;
     struct eng_config config;
     struct kv_digest config_digest, ids_digest, digest;
     struct eng_shard shards[ENG_SHARDS_MAX]; /* Ascending by file name. */
