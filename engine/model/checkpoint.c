@@ -286,12 +286,20 @@ static const struct eng_mapping *mapping_of(const struct eng_checkpoint *checkpo
     }
 }
 
+/* Of each shard its size and header, of each tensor its two ends. */
 static kv_status hash_samples(struct kv_sha256_state *hash, const struct eng_checkpoint *checkpoint,
                               struct kv_error *err)
 {
-    uint8_t sample[2 * ENG_SAMPLE_BYTES];
+    uint8_t sample[2 * ENG_SAMPLE_BYTES], size[8];
     kv_status status = KV_OK;
 
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct eng_safetensors *file = checkpoint->shards[i].file;
+        const struct eng_mapping *mapping = eng_safetensors_mapping(file);
+        kv_store64(size, mapping->bytes);
+        kv_sha256_update(hash, size, sizeof(size));
+        kv_sha256_update(hash, mapping->data, (size_t)eng_safetensors_data_at(file));
+    }
     for (size_t i = 0; i < checkpoint->tensor_count && status == KV_OK; i++) {
         const struct eng_tensor *tensor = checkpoint->tensors[i];
         const struct eng_mapping *mapping = mapping_of(checkpoint, tensor);
@@ -305,24 +313,22 @@ static kv_status hash_samples(struct kv_sha256_state *hash, const struct eng_che
     return status;
 }
 
+/* Reads the weights at most once: their digest comes from the pass that looks at the values. */
 static kv_status make_digest(struct eng_checkpoint *checkpoint, bool whole, struct kv_error *err)
 {
     struct kv_sha256_state hash;
+    struct kv_digest content;
     kv_status status = KV_OK;
-    uint8_t size[8];
 
     kv_sha256_init(&hash);
     kv_sha256_update(&hash, checkpoint->config_digest.bytes, 32);
     kv_sha256_update(&hash, checkpoint->ids_digest.bytes, 32);
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
-        const struct eng_safetensors *file = checkpoint->shards[i].file;
-        const struct eng_mapping *mapping = eng_safetensors_mapping(file);
-        kv_store64(size, mapping->bytes);
-        kv_sha256_update(&hash, size, sizeof(size));
-        kv_sha256_update(&hash, mapping->data,
-                         (size_t)(whole ? mapping->bytes : eng_safetensors_data_at(file)));
+    if (whole) {
+        status = eng_checkpoint_verify(checkpoint, NULL, NULL, &content, err);
+        if (status == KV_OK) kv_sha256_update(&hash, content.bytes, 32);
+    } else {
+        status = hash_samples(&hash, checkpoint, err);
     }
-    if (!whole) status = hash_samples(&hash, checkpoint, err);
     kv_sha256_final(&hash, &checkpoint->digest);
     return status;
 }
@@ -341,12 +347,7 @@ kv_status eng_checkpoint_open_max(const char *dir, uint64_t whole_max,
     if (status == KV_OK) status = open_files(checkpoint, dir, err);
     if (status == KV_OK) status = check_list(checkpoint, dir, err);
     if (status == KV_OK) status = read_ids(checkpoint, dir, err);
-    const bool whole = checkpoint->bytes <= whole_max;
-    if (status == KV_OK && whole) {
-        struct kv_digest content;
-        status = eng_checkpoint_verify(checkpoint, NULL, NULL, &content, err);
-    }
-    if (status == KV_OK) status = make_digest(checkpoint, whole, err);
+    if (status == KV_OK) status = make_digest(checkpoint, checkpoint->bytes <= whole_max, err);
     if (status == KV_OK) status = eng_checkpoint_check(checkpoint, err);
     if (status != KV_OK) {
         eng_checkpoint_close(checkpoint);
