@@ -38,8 +38,8 @@ enum eng_backend { ENG_BACKEND_CPU, ENG_BACKEND_SYNTHETIC };
 
 struct eng_options {
     enum eng_backend backend;
-    /* Directory with config.json and model.safetensors.  For SYNTHETIC: NULL takes the layout of
-     * `tiny`; otherwise only config.json is read. */
+    /* Directory with config.json and model.safetensors.  For SYNTHETIC: only config.json is
+     * read, and NULL stands for that of `tiny`. */
     const char *model_dir;
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
     enum eng_isa isa;      /* Of the CPU backend. */

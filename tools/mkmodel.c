@@ -10,7 +10,6 @@
 
 #include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
-#include "tools/mkmodel_configs.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -79,9 +78,8 @@ static char *read_file(const char *path)
 
 static char *config_text(const char *name)
 {
-    for (const struct embedded_text *known = mkmodel_configs; known->name != NULL; known++)
-        if (strcmp(known->name, name) == 0) return strdup(known->text);
-    return read_file(name);
+    const char *known = eng_config_text(name);
+    return known != NULL ? strdup(known) : read_file(name);
 }
 
 /* Members of an object, one a line; what is in them on the same line. */
