@@ -21,10 +21,12 @@ static const char layout_version[] = "layout 1; ties: larger score, then smaller
 
 static kv_status read_config(struct eng_model *model, const char *model_dir, struct kv_error *err)
 {
+    const char *tiny = eng_config_text("tiny");
+
     if (model_dir != NULL)
         return eng_checkpoint_config_read(model_dir, &model->config, &model->config_digest, err);
-    eng_config_tiny(&model->config);
-    return KV_OK;
+    kv_sha256(tiny, strlen(tiny), &model->config_digest);
+    return eng_config_parse("tiny", tiny, strlen(tiny), &model->config, err);
 }
 
 static void make_fingerprint(struct eng_model *model)

@@ -38,8 +38,8 @@ enum eng_backend { ENG_BACKEND_CPU, ENG_BACKEND_SYNTHETIC };
 
 struct eng_options {
     enum eng_backend backend;
-    /* Directory with config.json and model.safetensors.  For SYNTHETIC: NULL takes the layout of
-     * `tiny`; otherwise only config.json is read. */
+    /* Directory with config.json and model.safetensors.  For SYNTHETIC: only config.json is
+     * read, and NULL stands for that of `tiny`. */
     const char *model_dir;
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
     enum eng_isa isa;      /* Of the CPU backend. */
@@ -103,7 +103,8 @@ void eng_session_set_pages(struct eng_session *session, uint8_t *const *pages, u
 
 /* Takes over windows, tails and pending token of `image` (verified by the caller with
  * kv_image_decode, whose state is `state`), then stands at `tokens`, which must be
- * kv_image_cut(layout, state, something).  There are no logits afterwards.
+ * kv_image_cut(layout, state, something).  There are no logits afterwards.  KV_INVALID, and the
+ * session unmoved: another position, or rows are missing for it, those of drafting included.
  * ids: the tokens [0, tokens), for backends that check content. */
 kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
                              const struct kv_image_state *state, const uint32_t *ids,

@@ -1,6 +1,8 @@
 """Turns text files into a C source with one array of their names and texts.
 
-usage: embed_text.py ARRAY FILE...   writes to stdout; a text is named by its file without suffix
+usage: embed_text.py HEADER STRUCT ARRAY FILE...
+
+Writes to stdout.  HEADER declares the array; a text is named by its file without suffix.
 """
 
 import os
@@ -8,10 +10,10 @@ import sys
 
 
 def main():
-    array, files = sys.argv[1], sys.argv[2:]
+    header, struct, array, files = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
     print("/* Made by tools/embed_text.py from " + ", ".join(map(os.path.basename, files)) + ". */")
-    print('#include "tools/mkmodel_configs.h"\n')
-    print("const struct embedded_text %s[] = {" % array)
+    print('#include "%s"\n' % header)
+    print("const struct %s %s[] = {" % (struct, array))
     for path in files:
         with open(path, "rb") as file:
             data = file.read()

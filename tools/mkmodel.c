@@ -8,8 +8,8 @@
 
 #include "tools/mkmodel.h"
 
+#include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
-#include "tools/mkmodel_configs.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { EXIT_USAGE = 2, SHARDS_MAX = 256, CONFIG_BYTES_MAX = 1 << 20 };
+enum { EXIT_USAGE = 2 };
 
 static void print_usage(FILE *out)
 {
@@ -61,13 +61,13 @@ static bool read_number(const char *text, uint64_t min, uint64_t max, uint64_t *
 
 static char *read_file(const char *path)
 {
-    char *text = calloc(1, CONFIG_BYTES_MAX + 1);
+    char *text = calloc(1, ENG_CONFIG_BYTES_MAX + 1);
     FILE *file = fopen(path, "rb");
     const size_t bytes =
-        file != NULL && text != NULL ? fread(text, 1, CONFIG_BYTES_MAX + 1, file) : 0;
+        file != NULL && text != NULL ? fread(text, 1, ENG_CONFIG_BYTES_MAX + 1, file) : 0;
 
     if (file != NULL) (void)fclose(file);
-    if (bytes > 0 && bytes <= CONFIG_BYTES_MAX) return text;
+    if (bytes > 0 && bytes <= ENG_CONFIG_BYTES_MAX) return text;
     (void)fprintf(stderr,
                   "mkmodel: %s: no config that can be read; tiny, small and v41-flash are "
                   "built in\n",
@@ -78,9 +78,8 @@ static char *read_file(const char *path)
 
 static char *config_text(const char *name)
 {
-    for (const struct embedded_text *known = mkmodel_configs; known->name != NULL; known++)
-        if (strcmp(known->name, name) == 0) return strdup(known->text);
-    return read_file(name);
+    const char *known = eng_config_text(name);
+    return known != NULL ? strdup(known) : read_file(name);
 }
 
 /* Members of an object, one a line; what is in them on the same line. */
@@ -117,7 +116,7 @@ static char *make_plain(const char *text, const struct eng_config *config)
     json_t *fields = json_object_get(root, "text_config");
     json_t *part = fields != NULL ? fields : root;
     json_t *ratios = json_object_get(part, "compress_ratios");
-    char *plain = calloc(1, CONFIG_BYTES_MAX);
+    char *plain = calloc(1, ENG_CONFIG_BYTES_MAX);
     void *next = NULL;
     const char *name;
     json_t *value;
@@ -132,10 +131,10 @@ static char *make_plain(const char *text, const struct eng_config *config)
     bool ok = plain != NULL && json_object_set_new(part, "engram_layer_ids", json_array()) == 0 &&
               json_object_set_new(part, "num_nextn_predict_layers", json_integer(0)) == 0;
     if (ok) {
-        (void)snprintf(plain, CONFIG_BYTES_MAX, "{\n");
-        ok = append_members(root, "  ", "text_config", plain, CONFIG_BYTES_MAX);
+        (void)snprintf(plain, ENG_CONFIG_BYTES_MAX, "{\n");
+        ok = append_members(root, "  ", "text_config", plain, ENG_CONFIG_BYTES_MAX);
         const size_t end = strlen(plain);
-        (void)snprintf(plain + end, CONFIG_BYTES_MAX - end, "}\n");
+        (void)snprintf(plain + end, ENG_CONFIG_BYTES_MAX - end, "}\n");
     }
     json_decref(root);
     if (ok) return plain;
@@ -208,7 +207,7 @@ int main(int argc, char **argv)
             if (!read_number(optarg, 0, UINT64_MAX, &choice.seed))
                 return usage_error("--seed must be a number, found ", optarg);
         } else if (option == 'n') {
-            if (!read_number(optarg, 1, SHARDS_MAX, &choice.shards))
+            if (!read_number(optarg, 1, ENG_SHARDS_MAX, &choice.shards))
                 return usage_error("--shards must be 1 to 256, found ", optarg);
         } else if (option == 'b') {
             choice.bigram = true;

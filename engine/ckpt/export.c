@@ -4,6 +4,9 @@
  * Rows and tails are moved as packed bytes, never re-quantized.  In an image a row stands at
  * position - base; in the ring at position modulo ring size.  What the state does not promise is
  * zero in the image, so equal states give equal images.
+ *
+ * A session knows one first row for decoder and draft stages, which a prefill clips together.  An
+ * image may say another for the drafts; that one is refused, as they would be made from zeros.
  */
 
 #include "engine/backend/backend.h"
@@ -39,6 +42,7 @@ kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
     const struct eng_model *model = session->model;
     const struct kv_layout *layout = &model->layout;
     const uint32_t base = kv_layout_image_base(layout, state->tokens);
+    const uint32_t draft_first = layout->draft_stages > 0 ? state->decoder_first : state->tokens;
     const uint32_t need = tokens > layout->window_tokens ? tokens - layout->window_tokens : 0;
     assert(!session->run.active);
     assert(state->encoder_first >= base && state->encoder_first <= state->tokens);
@@ -49,6 +53,10 @@ kv_status eng_session_import(struct eng_session *session, const uint8_t *image,
     if (state->encoder_first > need)
         return KV_FAIL(NULL, KV_INVALID, "image at %u holds rows from %u only", state->tokens,
                        state->encoder_first);
+
+    if (state->draft_first != draft_first)
+        return KV_FAIL(NULL, KV_INVALID, "image at %u: draft_first must be %u, found %u",
+                       state->tokens, draft_first, state->draft_first);
 
     session->tokens = tokens;
     session->has_windows = true;

@@ -10,6 +10,7 @@
 
 #include "engine/model/checkpoint_index.h"
 #include "engine/model/checkpoint_internal.h"
+#include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
@@ -17,7 +18,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define CONFIG_BYTES_MAX (1u << 20)
 #define PATH_BYTES_MAX 4096u
 
 static const char single_name[] = "model.safetensors";
@@ -29,7 +29,8 @@ static kv_status join(const char *dir, const char *name, char path[PATH_BYTES_MA
 {
     const int length = snprintf(path, PATH_BYTES_MAX, "%s/%s", dir, name);
     if (length >= 0 && (size_t)length < PATH_BYTES_MAX) return KV_OK;
-    return KV_FAIL(err, KV_INVALID, "model directory: path too long");
+    return KV_FAIL(err, KV_INVALID, "%.120s...: path too long, expected at most %u bytes", dir,
+                   PATH_BYTES_MAX - 1);
 }
 
 kv_status eng_checkpoint_config_read(const char *dir, struct eng_config *ret_config,
@@ -40,7 +41,7 @@ kv_status eng_checkpoint_config_read(const char *dir, struct eng_config *ret_con
     size_t count = 0;
 
     kv_status status = join(dir, "config.json", path, err);
-    if (status == KV_OK) status = eng_file_read(path, CONFIG_BYTES_MAX, &text, &count, err);
+    if (status == KV_OK) status = eng_file_read(path, ENG_CONFIG_BYTES_MAX, &text, &count, err);
     if (status != KV_OK) return status;
     status = eng_config_parse(path, (const char *)text, count, ret_config, err);
     if (status == KV_OK && ret_digest != NULL) kv_sha256(text, count, ret_digest);
@@ -257,7 +258,7 @@ static kv_status read_ids(struct eng_checkpoint *checkpoint, const char *dir, st
         return KV_FAIL(err, KV_INVALID,
                        "%s: is missing; mkengramids makes it from the model's tokenizer.json",
                        path);
-    status = eng_file_read(path, 1u << 23, &data, &count, err);
+    status = eng_file_read(path, ENG_IDS_BYTES_MAX, &data, &count, err);
     if (status != KV_OK) return status;
     checkpoint->compressed_ids = malloc(expected);
     if (count != expected)
@@ -273,7 +274,7 @@ static kv_status read_ids(struct eng_checkpoint *checkpoint, const char *dir, st
     return status;
 }
 
-/* Which shard the bytes of a tensor are in. */
+/* Of the shard that has the bytes of a tensor. */
 static const struct eng_mapping *mapping_of(const struct eng_checkpoint *checkpoint,
                                             const struct eng_tensor *tensor)
 {
@@ -285,12 +286,20 @@ static const struct eng_mapping *mapping_of(const struct eng_checkpoint *checkpo
     }
 }
 
+/* Of each shard its size and header, of each tensor its two ends. */
 static kv_status hash_samples(struct kv_sha256_state *hash, const struct eng_checkpoint *checkpoint,
                               struct kv_error *err)
 {
-    uint8_t sample[2 * ENG_SAMPLE_BYTES];
+    uint8_t sample[2 * ENG_SAMPLE_BYTES], size[8];
     kv_status status = KV_OK;
 
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct eng_safetensors *file = checkpoint->shards[i].file;
+        const struct eng_mapping *mapping = eng_safetensors_mapping(file);
+        kv_store64(size, mapping->bytes);
+        kv_sha256_update(hash, size, sizeof(size));
+        kv_sha256_update(hash, mapping->data, (size_t)eng_safetensors_data_at(file));
+    }
     for (size_t i = 0; i < checkpoint->tensor_count && status == KV_OK; i++) {
         const struct eng_tensor *tensor = checkpoint->tensors[i];
         const struct eng_mapping *mapping = mapping_of(checkpoint, tensor);
@@ -304,24 +313,22 @@ static kv_status hash_samples(struct kv_sha256_state *hash, const struct eng_che
     return status;
 }
 
+/* Reads the weights at most once: their digest comes from the pass that looks at the values. */
 static kv_status make_digest(struct eng_checkpoint *checkpoint, bool whole, struct kv_error *err)
 {
     struct kv_sha256_state hash;
+    struct kv_digest content;
     kv_status status = KV_OK;
-    uint8_t size[8];
 
     kv_sha256_init(&hash);
     kv_sha256_update(&hash, checkpoint->config_digest.bytes, 32);
     kv_sha256_update(&hash, checkpoint->ids_digest.bytes, 32);
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
-        const struct eng_safetensors *file = checkpoint->shards[i].file;
-        const struct eng_mapping *mapping = eng_safetensors_mapping(file);
-        kv_store64(size, mapping->bytes);
-        kv_sha256_update(&hash, size, sizeof(size));
-        kv_sha256_update(&hash, mapping->data,
-                         (size_t)(whole ? mapping->bytes : eng_safetensors_data_at(file)));
+    if (whole) {
+        status = eng_checkpoint_verify(checkpoint, NULL, NULL, &content, err);
+        if (status == KV_OK) kv_sha256_update(&hash, content.bytes, 32);
+    } else {
+        status = hash_samples(&hash, checkpoint, err);
     }
-    if (!whole) status = hash_samples(&hash, checkpoint, err);
     kv_sha256_final(&hash, &checkpoint->digest);
     return status;
 }
@@ -332,17 +339,15 @@ kv_status eng_checkpoint_open_max(const char *dir, uint64_t whole_max,
     struct eng_checkpoint *checkpoint = calloc(1, sizeof(*checkpoint));
     if (checkpoint == NULL) return KV_FAIL(err, KV_NOMEM, "%s", dir);
 
-    kv_status status =
-        eng_checkpoint_config_read(dir, &checkpoint->config, &checkpoint->config_digest, err);
+    checkpoint->dir = strdup(dir);
+    kv_status status = checkpoint->dir == NULL ? KV_FAIL(err, KV_NOMEM, "%s", dir) : KV_OK;
+    if (status == KV_OK)
+        status =
+            eng_checkpoint_config_read(dir, &checkpoint->config, &checkpoint->config_digest, err);
     if (status == KV_OK) status = open_files(checkpoint, dir, err);
     if (status == KV_OK) status = check_list(checkpoint, dir, err);
     if (status == KV_OK) status = read_ids(checkpoint, dir, err);
-    const bool whole = checkpoint->bytes <= whole_max;
-    if (status == KV_OK && whole) {
-        struct kv_digest content;
-        status = eng_checkpoint_verify(checkpoint, NULL, NULL, &content, err);
-    }
-    if (status == KV_OK) status = make_digest(checkpoint, whole, err);
+    if (status == KV_OK) status = make_digest(checkpoint, checkpoint->bytes <= whole_max, err);
     if (status == KV_OK) status = eng_checkpoint_check(checkpoint, err);
     if (status != KV_OK) {
         eng_checkpoint_close(checkpoint);
@@ -367,6 +372,7 @@ void eng_checkpoint_close(struct eng_checkpoint *checkpoint)
     }
     free(checkpoint->compressed_ids);
     free(checkpoint->tensors);
+    free(checkpoint->dir);
     free(checkpoint);
 }
 
@@ -385,8 +391,9 @@ kv_status eng_checkpoint_take(const struct eng_checkpoint *checkpoint, const cha
         bsearch(&key_at, checkpoint->tensors, checkpoint->tensor_count, sizeof(key_at), by_name);
 
     if (found == NULL)
-        return KV_FAIL(err, KV_INVALID, "tensor %.80s is not in the checkpoint", name);
-    const kv_status status = eng_tensor_check("checkpoint", *found, dtype, rows, columns, err);
+        return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s is missing", checkpoint->dir, name);
+    const kv_status status =
+        eng_tensor_check(mapping_of(checkpoint, *found)->path, *found, dtype, rows, columns, err);
     if (status == KV_OK) *ret_data = (*found)->data;
     return status;
 }
@@ -404,13 +411,6 @@ uint64_t eng_checkpoint_bytes(const struct eng_checkpoint *checkpoint)
 uint32_t eng_checkpoint_shard_count(const struct eng_checkpoint *checkpoint)
 {
     return checkpoint->shard_count;
-}
-
-const struct eng_mapping *eng_checkpoint_shard(const struct eng_checkpoint *checkpoint,
-                                               uint32_t index)
-{
-    assert(index < checkpoint->shard_count);
-    return eng_safetensors_mapping(checkpoint->shards[index].file);
 }
 
 struct kv_digest eng_checkpoint_digest(const struct eng_checkpoint *checkpoint)

@@ -29,7 +29,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENG_SHARDS_MAX 256u
 #define ENG_CHECKPOINT_WHOLE_MAX (1ull << 30)
 
 struct eng_checkpoint;
@@ -61,14 +60,14 @@ const uint32_t *eng_checkpoint_compressed_ids(const struct eng_checkpoint *check
 /* Bytes of all tensors of the text model. */
 uint64_t eng_checkpoint_bytes(const struct eng_checkpoint *checkpoint);
 uint32_t eng_checkpoint_shard_count(const struct eng_checkpoint *checkpoint);
-const struct eng_mapping *eng_checkpoint_shard(const struct eng_checkpoint *checkpoint,
-                                               uint32_t index);
 
 /* What the fingerprint of a model takes of its files.  SHA-256 over the digest of config.json, that
- * of engram_ids.bin, and for each shard its size, its header, and of its data:
- *   all bytes, when the checkpoint has at most ENG_CHECKPOINT_WHOLE_MAX of them;
- *   else of each tensor the first and last ENG_SAMPLE_BYTES, which is one page to read for two
- *   tensors.  Other weights of the same shape differ there; damage inside is found by verify. */
+ * of engram_ids.bin, and of the shards:
+ *   every byte, as the digest that eng_checkpoint_verify() gives, when the checkpoint has at most
+ *   ENG_CHECKPOINT_WHOLE_MAX bytes;
+ *   else for each shard its size and its header, then of each tensor the first and last
+ *   ENG_SAMPLE_BYTES, which is one page to read for two tensors.  Other weights of the same shape
+ *   differ there; damage inside is found by verify. */
 #define ENG_SAMPLE_BYTES 64u
 struct kv_digest eng_checkpoint_digest(const struct eng_checkpoint *checkpoint);
 struct kv_digest eng_checkpoint_config_digest(const struct eng_checkpoint *checkpoint);

@@ -8,7 +8,7 @@
 
 #include "engine/model/checkpoint_index.h"
 
-#include "engine/model/checkpoint.h"
+#include "engine/model/model_limits.h"
 #include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
 
@@ -149,11 +149,6 @@ const char *eng_index_shard(const struct eng_index *index, uint32_t shard)
 {
     assert(shard < index->shard_count);
     return index->shards[shard];
-}
-
-size_t eng_index_tensor_count(const struct eng_index *index)
-{
-    return json_object_size(index->map);
 }
 
 const char *eng_index_shard_of(const struct eng_index *index, const char *tensor)

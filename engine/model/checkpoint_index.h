@@ -11,8 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENG_INDEX_BYTES_MAX (32u << 20)
-
 struct eng_index;
 
 /* KV_INVALID: not an index; the text names tensor or shard. */
@@ -23,7 +21,6 @@ void eng_index_destroy(struct eng_index *index);
 /* File names without a directory, ascending, each once. */
 uint32_t eng_index_shard_count(const struct eng_index *index);
 const char *eng_index_shard(const struct eng_index *index, uint32_t shard);
-size_t eng_index_tensor_count(const struct eng_index *index);
 
 /* NULL: the index does not name the tensor. */
 const char *eng_index_shard_of(const struct eng_index *index, const char *tensor);

@@ -3,6 +3,7 @@
 /* What the two halves of a checkpoint share.  Private to checkpoint.c and checkpoint_verify.c. */
 
 #include "engine/model/checkpoint.h"
+#include "engine/model/model_limits.h"
 
 struct eng_shard {
     char *path;
@@ -10,6 +11,7 @@ struct eng_shard {
 };
 
 struct eng_checkpoint {
+    char *dir;
     struct eng_config config;
     struct kv_digest config_digest, ids_digest, digest;
     struct eng_shard shards[ENG_SHARDS_MAX]; /* Ascending by file name. */

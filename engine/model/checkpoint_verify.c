@@ -8,6 +8,7 @@
 
 #include "engine/model/checkpoint.h"
 #include "engine/model/checkpoint_internal.h"
+#include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
 
 #include <stdlib.h>

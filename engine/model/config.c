@@ -10,6 +10,7 @@
 
 #include "engine/model/config.h"
 
+#include "engine/model/config_texts.h"
 #include "engine/model/primes.h"
 #include "engine/model/printable.h"
 #include "engine/model/quant.h"
@@ -413,52 +414,11 @@ kv_status eng_config_parse(const char *path, const char *text, size_t count,
     return reader.status;
 }
 
-void eng_config_tiny(struct eng_config *config)
+const char *eng_config_text(const char *name)
 {
-    static const uint32_t sources[] = {2, 4, 6, 8};
-    static const uint32_t lists[] = {2, 4, 6, 8, 10, 12, 14};
-
-    *config = (struct eng_config){
-        .name = "tiny",
-        .eos = 1,
-        .image_id = 510,
-        .vocab = 512,
-        .hidden = 128,
-        .layers = 16,
-        .encoder_layers = 8,
-        .candidate_source = 8,
-        .window = 16,
-        .heads = 4,
-        .head_dim = 64,
-        .rope_dim = 16,
-        .q_lora = 64,
-        .o_groups = 2,
-        .o_lora = 32,
-        .index_heads = 2,
-        .index_dim = 32,
-        .index_topk = 16,
-        .candidate_blocks = 4,
-        .candidate_block = 8,
-        .experts = 8,
-        .experts_active = 2,
-        .moe_width = 64,
-        .sinkhorn_iters = 20,
-        .hc_eps = 1e-6f,
-        .rms_eps = 1e-20f,
-        .route_scale = 1.5f,
-        .swiglu_limit = 10.0f,
-        .rope_theta = 1e4f,
-        .compress_theta = 1.6e5f,
-        .yarn_factor = 16,
-        .yarn_beta_fast = 32,
-        .yarn_beta_slow = 1,
-        .yarn_original = 64,
-        .source_count = 4,
-    };
-    memcpy(config->source_layers, sources, sizeof(sources));
-    for (uint32_t layer = 0; layer < config->layers; layer++)
-        config->ratio[layer] = layer < 2 ? 0 : layer < 8 ? 2 : 1;
-    assign_sources(config, lists, KV_ARRAY_COUNT(lists));
+    for (const struct eng_config_text *known = eng_config_texts; known->name != NULL; known++)
+        if (strcmp(known->name, name) == 0) return known->text;
+    return NULL;
 }
 
 kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_tokens,

@@ -67,8 +67,8 @@ static inline uint32_t eng_config_engram_columns(const struct eng_config *config
     return (config->engram_max_ngram - 1) * config->engram_heads;
 }
 
-/* The `tiny` of the model's specification, section 7.2, without Engram and drafting. */
-void eng_config_tiny(struct eng_config *config);
+/* The config.json of `tiny`, `small` or `v41-flash` (engine/model/configs); NULL: another name. */
+const char *eng_config_text(const char *name);
 
 kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_tokens,
                             struct kv_layout *ret_layout, struct kv_error *err) KV_MUST_CHECK;

@@ -14,6 +14,7 @@
 
 #include "engine/model/mapping.h"
 
+#include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>

@@ -19,8 +19,6 @@
 #include <stdint.h>
 #include <time.h>
 
-#define ENG_MAPPINGS_MAX 1024u /* Of one process. */
-
 struct eng_mapping {
     char *path;
     int fd;

@@ -11,16 +11,13 @@
 
 #include "engine/model/safetensors.h"
 
+#include "engine/model/model_limits.h"
 #include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
 
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-/* The released header, were it one file, would be 12 MiB; a parsed one takes ten times as much. */
-#define HEADER_BYTES_MAX (32u << 20)
-#define FILE_BYTES_MAX (1ull << 40)
 
 struct eng_safetensors {
     struct eng_mapping mapping;
@@ -165,12 +162,12 @@ static kv_status parse_header(struct eng_safetensors *file, struct kv_error *err
         return KV_FAIL(err, KV_INVALID, "%s: %llu bytes, expected at least 8: truncated", path,
                        (unsigned long long)file_bytes);
     const uint64_t bytes = kv_load64(file->mapping.data);
-    if (bytes > HEADER_BYTES_MAX || bytes > file_bytes - 8)
+    if (bytes > ENG_HEADER_BYTES_MAX || bytes > file_bytes - 8)
         return KV_FAIL(err, KV_INVALID,
                        "%s: header of %llu bytes, expected at most %llu: the file is truncated or "
                        "not safetensors",
                        path, (unsigned long long)bytes,
-                       (unsigned long long)KV_MIN(file_bytes - 8, (uint64_t)HEADER_BYTES_MAX));
+                       (unsigned long long)KV_MIN(file_bytes - 8, (uint64_t)ENG_HEADER_BYTES_MAX));
     const char *text = (const char *)file->mapping.data + 8;
     file->data_at = 8 + bytes;
     file->header = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &fault);
@@ -238,7 +235,7 @@ kv_status eng_safetensors_open(const char *path, struct eng_safetensors **ret_fi
     struct eng_safetensors *file = calloc(1, sizeof(*file));
     if (file == NULL) return KV_FAIL(err, KV_NOMEM, "%s", path);
 
-    kv_status status = eng_mapping_open(path, FILE_BYTES_MAX, &file->mapping, err);
+    kv_status status = eng_mapping_open(path, ENG_SAFETENSORS_BYTES_MAX, &file->mapping, err);
     if (status == KV_OK) status = parse_header(file, err);
     /* A file that shrinks meanwhile reads as zeros: then that is what is wrong with it. */
     if (file->mapping.path != NULL && eng_mapping_lost(&file->mapping))
@@ -311,21 +308,6 @@ kv_status eng_tensor_check(const char *path, const struct eng_tensor *tensor, en
                    eng_dtype_name(tensor->dtype), shape_text(found, tensor->rank, tensor->shape));
 }
 
-kv_status eng_safetensors_take(struct eng_safetensors *file, const char *name, enum eng_dtype dtype,
-                               uint64_t rows, uint64_t columns, const uint8_t **ret_data,
-                               struct kv_error *err)
-{
-    const char *path = file->mapping.path;
-    struct eng_tensor *tensor = eng_safetensors_find(file, name);
-
-    if (tensor == NULL) return KV_FAIL(err, KV_INVALID, "%s: tensor %s is missing", path, name);
-    const kv_status status = eng_tensor_check(path, tensor, dtype, rows, columns, err);
-    if (status != KV_OK) return status;
-    tensor->used = true;
-    *ret_data = tensor->data;
-    return KV_OK;
-}
-
 kv_status eng_safetensors_all_used(const struct eng_safetensors *file, struct kv_error *err)
 {
     for (size_t i = 0; i < file->count; i++)
@@ -333,10 +315,4 @@ kv_status eng_safetensors_all_used(const struct eng_safetensors *file, struct kv
             return KV_FAIL(err, KV_INVALID, "%s: tensor %.120s is not part of this model",
                            file->mapping.path, file->tensors[i].name);
     return KV_OK;
-}
-
-const uint8_t *eng_safetensors_bytes(const struct eng_safetensors *file, size_t *ret_count)
-{
-    *ret_count = (size_t)file->mapping.bytes;
-    return file->mapping.data;
 }

@@ -3,8 +3,9 @@
 /*
  * A safetensors file, mapped, and checked as a whole before a single weight is used.
  *
- * Owned by: whoever opens the model.  Immutable but for the marks of `take`; reading: any thread.
- * Data stay in the file (mapping.h): tensors are pointers into it, little-endian, not aligned.
+ * Owned by: whoever opens the model.  Immutable but for `used`, which is set before others
+ * see it; reading: any thread.  Data stay in the file (mapping.h): tensors are
+ * pointers into it, little-endian, not aligned.
  */
 
 #include "engine/model/mapping.h"
@@ -24,7 +25,7 @@ struct eng_tensor {
     uint64_t shape[ENG_RANK_MAX];
     const uint8_t *data;
     uint64_t bytes;
-    bool used; /* Set by eng_safetensors_take. */
+    bool used; /* The config lists it.  Set by whoever opens the checkpoint. */
 };
 
 struct eng_safetensors;
@@ -48,13 +49,6 @@ uint64_t eng_safetensors_data_at(const struct eng_safetensors *file);
 kv_status eng_tensor_check(const char *path, const struct eng_tensor *tensor, enum eng_dtype dtype,
                            uint64_t rows, uint64_t columns, struct kv_error *err) KV_MUST_CHECK;
 
-/* The tensor with exactly this dtype and shape, marked used. */
-kv_status eng_safetensors_take(struct eng_safetensors *file, const char *name, enum eng_dtype dtype,
-                               uint64_t rows, uint64_t columns, const uint8_t **ret_data,
-                               struct kv_error *err) KV_MUST_CHECK;
-
-/* KV_INVALID when a tensor was never taken: it belongs to another model. */
+/* KV_INVALID when a tensor is neither used nor ignored: it belongs to another model. */
 kv_status eng_safetensors_all_used(const struct eng_safetensors *file,
                                    struct kv_error *err) KV_MUST_CHECK;
-
-const uint8_t *eng_safetensors_bytes(const struct eng_safetensors *file, size_t *ret_count);

@@ -11,12 +11,11 @@
 
 struct walk {
     const struct eng_index *index;
-    size_t count;
 };
 
 static kv_status check_tensor(void *context, const char *tensor, const char *shard)
 {
-    struct walk *walk = context;
+    const struct walk *walk = context;
     bool found = false;
 
     EXPECT(tensor[0] != '\0' && strpbrk(tensor, "\n\033 ") == NULL);
@@ -24,7 +23,6 @@ static kv_status check_tensor(void *context, const char *tensor, const char *sha
     for (uint32_t i = 0; i < eng_index_shard_count(walk->index); i++)
         found = found || strcmp(eng_index_shard(walk->index, i), shard) == 0;
     EXPECT(found);
-    walk->count++;
     return KV_OK;
 }
 
@@ -49,7 +47,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     struct walk walk = {.index = index};
     EXPECT(eng_index_each(index, check_tensor, &walk) == KV_OK);
-    EXPECT(walk.count == eng_index_tensor_count(index));
     EXPECT(eng_index_shard_of(index, "no tensor") == NULL);
     (void)eng_index_total_bytes(index);
     eng_index_destroy(index);

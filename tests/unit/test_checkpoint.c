@@ -84,6 +84,27 @@ static bool on_progress(void *context, uint64_t done, uint64_t total)
     return done < seen->end_at;
 }
 
+/* The whole text is the path of `dir` and what follows it. */
+static void expect_sentence(const struct kv_error *err, const char *dir, const char *rest)
+{
+    EXPECT(strncmp(err->text, dir, strlen(dir)) == 0);
+    EXPECT_EQ_STR(err->text + strlen(dir), rest);
+}
+
+static void test_path_too_long(void)
+{
+    struct eng_checkpoint *checkpoint = NULL;
+    struct kv_error err = {0};
+    char dir[4200];
+
+    memset(dir, 'd', sizeof(dir) - 1);
+    dir[0] = '/';
+    dir[sizeof(dir) - 1] = '\0';
+    EXPECT(eng_checkpoint_open(dir, &checkpoint, &err) == KV_INVALID);
+    EXPECT(strncmp(err.text, "/ddddd", 6) == 0);
+    EXPECT(strstr(err.text, "path too long, expected at most 4095 bytes") != NULL);
+}
+
 static void test_single_and_shards(const char *single, const char *sharded)
 {
     struct eng_checkpoint *a = open_good(single, 0), *b = open_good(sharded, 0);
@@ -102,8 +123,14 @@ static void test_single_and_shards(const char *single, const char *sharded)
            KV_OK);
     EXPECT_EQ_MEM(x, y, 512 * 32 * 2);
     EXPECT(eng_checkpoint_take(a, "norm.weight", ENG_F32, 128, 0, &x, &err) == KV_INVALID);
-    EXPECT(strstr(err.text, "norm.weight: expected F32 [128], found BF16 [128]") != NULL);
+    expect_sentence(&err, single,
+                    "/model.safetensors: tensor norm.weight: expected F32 [128], found BF16 [128]");
+    EXPECT(eng_checkpoint_take(b, "norm.weight", ENG_F32, 128, 0, &x, &err) == KV_INVALID);
+    expect_sentence(&err, sharded,
+                    "/model-00001-of-00003.safetensors: tensor norm.weight: expected F32 [128], "
+                    "found BF16 [128]");
     EXPECT(eng_checkpoint_take(a, "no.weight", ENG_F32, 128, 0, &x, &err) == KV_INVALID);
+    expect_sentence(&err, single, ": tensor no.weight is missing");
 
     const uint32_t *ids = eng_checkpoint_compressed_ids(a);
     EXPECT_EQ_U32(ids[3 + 'q'], ids[3 + 'Q']);
@@ -226,6 +253,7 @@ int main(void)
     EXPECT(mkdtemp(root) != NULL);
     make("single", "--seed 5", single);
     make("sharded", "--seed 5 --shards 3", sharded);
+    test_path_too_long();
     test_single_and_shards(single, sharded);
     test_digest(single);
     test_shrinks(single);

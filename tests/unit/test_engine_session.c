@@ -161,6 +161,24 @@ static void test_pending(struct rig *a, struct rig *b)
     EXPECT(!eng_session_state(a->session).has_pending);
 }
 
+/* Another first row for the draft stages than for the decoder: refused, and nothing has moved. */
+static void test_import_of_other_draft_rows(struct rig *a, struct rig *b)
+{
+    rig_reset(a);
+    rig_prefill(a, ids, 100);
+    rig_export(a);
+    EXPECT_EQ_U32(a->state.draft_first, a->state.decoder_first);
+    rig_restore(b, a, ids, 98);
+    for (uint32_t first = a->state.decoder_first - 1; first <= 100; first++) {
+        struct kv_image_state other = a->state;
+        other.draft_first = first;
+        if (first == other.decoder_first) continue;
+        EXPECT(eng_session_import(b->session, a->image, &other, ids, 100) == KV_INVALID);
+        EXPECT_EQ_U32(rig_tokens(b), 98);
+    }
+    rig_restore(b, a, ids, 100);
+}
+
 static void test_abort(struct rig *a, struct rig *b, struct rig *c, struct rig *d)
 {
     for (uint32_t at = 20; at < 60; at += 13)
@@ -214,6 +232,7 @@ static void test_backend(struct eng_model *model)
     test_pending(a, b);
     test_abort(a, b, c, d);
     test_refused_import(a, b);
+    test_import_of_other_draft_rows(a, b);
     for (int i = 0; i < 4; i++)
         rig_fini(&rigs[i]);
     EXPECT_EQ_U64(eng_model_wrong_bytes(model), 0);

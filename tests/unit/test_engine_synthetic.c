@@ -1,6 +1,7 @@
 /* The synthetic backend tells right bytes from wrong ones, wherever they are, and takes any layout.
  */
 
+#include "engine/model/config.h"
 #include "tests/unit/test_engine_fixture.h"
 
 #include <time.h>
@@ -113,19 +114,39 @@ static void test_speed(struct rig *a)
     EXPECT(seconds < 10); /* Far below what it should be, so that a busy machine does not fail. */
 }
 
-/* The real model's config, with Engram and drafting. */
-static void test_real_layout(void)
+/* The model of engine/model/configs/NAME. */
+static struct eng_model *open_config(const char *name)
 {
     char dir[] = "/tmp/eng-test-XXXXXX", path[64], real[4096];
-    struct rig a, b;
 
     EXPECT(mkdtemp(dir) != NULL);
     (void)snprintf(path, sizeof(path), "%s/config.json", dir);
-    (void)snprintf(real, sizeof(real), "%s/engine/model/configs/v41-flash.json",
-                   getenv("CACHED_SOURCE_ROOT"));
+    (void)snprintf(real, sizeof(real), "%s/engine/model/configs/%s", getenv("CACHED_SOURCE_ROOT"),
+                   name);
     EXPECT(symlink(real, path) == 0);
     struct eng_model *model = fixture_open(dir, ENG_BACKEND_SYNTHETIC);
     EXPECT(unlink(path) == 0 && rmdir(dir) == 0);
+    return model;
+}
+
+/* Without a directory it is `tiny` as the file says it, drafting included. */
+static void test_built_in_is_the_file(const struct eng_model *built_in)
+{
+    struct eng_model *model = open_config("tiny.json");
+    const struct kv_digest a = eng_model_fingerprint(built_in), b = eng_model_fingerprint(model);
+    EXPECT_EQ_MEM(a.bytes, b.bytes, sizeof(a.bytes));
+    EXPECT_EQ_U32(eng_model_layout(built_in)->draft_stages, 3);
+    EXPECT_EQ_U32(eng_model_config(built_in)->engram_count, 2);
+    EXPECT_EQ_U32(eng_model_draft_max(built_in), 0);
+    eng_model_close(model);
+}
+
+/* The real model's config, with Engram and drafting. */
+static void test_real_layout(void)
+{
+    struct rig a, b;
+
+    struct eng_model *model = open_config("v41-flash.json");
     const struct kv_layout *layout = eng_model_layout(model);
     EXPECT_EQ_STR(eng_model_name(model), "DeepSeek-V4.1-Flash");
     EXPECT_EQ_U32(layout->page_bytes, 114688);
@@ -159,6 +180,7 @@ int main(void)
     fixture_ids(ids, RIG_TOKENS, 8);
     struct eng_model *model = fixture_open(NULL, ENG_BACKEND_SYNTHETIC);
     EXPECT_EQ_STR(eng_model_name(model), "tiny");
+    test_built_in_is_the_file(model);
     rig_init(&a, model);
     rig_init(&b, model);
     test_every_row_is_checked(&a, &b);

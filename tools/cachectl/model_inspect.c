@@ -7,6 +7,7 @@
 
 #include "engine/model/checkpoint.h"
 #include "engine/model/inspect.h"
+#include "engine/model/model_limits.h"
 #include "kvstore/base/bytes.h"
 #include "tools/cachectl/commands.h"
 #include "tools/cachectl/model_common.h"
@@ -16,8 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-
-#define CONFIG_BYTES_MAX (1u << 20)
 
 /* 2703360 as "2,703,360"; `text` holds it. */
 static const char *grouped(char text[OUT_TEXT_BYTES], uint64_t value)
@@ -197,7 +196,7 @@ static kv_status read_config(const char *path, struct eng_config *config, struct
 
     if (stat(path, &found) == 0 && S_ISDIR(found.st_mode))
         return eng_checkpoint_config_read(path, config, NULL, err);
-    kv_status status = eng_file_read(path, CONFIG_BYTES_MAX, &text, &count, err);
+    kv_status status = eng_file_read(path, ENG_CONFIG_BYTES_MAX, &text, &count, err);
     if (status == KV_OK) status = eng_config_parse(path, (const char *)text, count, config, err);
     free(text);
     return status;
