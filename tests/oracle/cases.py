@@ -50,15 +50,58 @@ def resume_points(cfg, n):
 
 
 def runs(cfg, ids, index, quant_on):
-    """The cold runs of a prompt, and one resumed and one replayed run."""
+    """A cold run of a prompt and a resumed or replayed one.
+
+    Mode, chunk and point vary from prompt to prompt; quant off takes the
+    modes that quant on does not.
+    """
     n, chunk = len(ids), CHUNKS[index % len(CHUNKS)]
-    out = [Case(ids, "all", chunk, quant_on=quant_on),
-           Case(ids, "ced", chunk, quant_on=quant_on)]
+    turn = index + (0 if quant_on else 1)
+    out = [Case(ids, ("all", "ced")[turn % 2], chunk, quant_on=quant_on)]
     points = resume_points(cfg, n)
     if points:
-        modes = ("all", "ced") if index % 2 else ("ced", "all")
-        a = points[index % len(points)]
-        b = points[(3 * index + 1) % len(points)]
-        out.append(Case(ids, modes[0], chunk, a, False, quant_on))
-        out.append(Case(ids, modes[1], chunk, b, True, quant_on))
+        mode, replay = (("ced", False), ("all", True), ("ced", True), ("all", False))[
+            (turn + turn // 4) % 4]
+        out.append(Case(ids, mode, chunk, points[(2 * index) % len(points)],
+                        replay, quant_on))
     return out
+
+
+def edges(cfg, cases):
+    """Names of the edges (7.2) that a list of cases does not cross."""
+    W, k = cfg.window, cfg.topk
+    budget = cfg.cand_blocks * cfg.cand_size
+    want = {"t = %d" % t for t in (1, 2, W - 1, W, W + 1, 2 * W - 1, 2 * W, 2 * W + 1)}
+    want |= {"%s %s %s" % (what, side, name)
+             for what, name in (("visible", "top-k, ratio 1"), ("visible", "top-k, ratio 2"),
+                                ("visible", "candidate budget"))
+             for side in ("<", "=", ">")}
+    for how in ("resume", "replay"):
+        want |= {"%s %s, %s" % (how, x, mode) for mode in ("all", "ced")
+                 for x in ("odd", "even")}
+        want |= {"%s, H %s W" % (how, side) for side in ("<", "=", ">")}
+        want |= {"%s, suffix %s W" % (how, side) for side in ("<=", ">")}
+    want |= {"replay start > 0", "image tokens", "chunks", "images, resumed"}
+    for c in cases:
+        n, H = len(c.ids), c.resume
+        want.discard("t = %d" % n)
+        for v, name, limit in ((n, "top-k, ratio 1", k), (n // 2, "top-k, ratio 2", k),
+                               (n, "candidate budget", budget)):
+            want.discard("visible %s %s" % (_side(v, limit), name))
+        image = (np.asarray(c.ids) == cfg.image_id).any()
+        if image:
+            want -= {"image tokens", "images, resumed" if H else ""}
+        if c.chunk:
+            want.discard("chunks")
+        if H:
+            how = "replay" if c.replay else "resume"
+            want -= {"%s %s, %s" % (how, "odd" if H % 2 else "even", c.mode),
+                     "%s, H %s W" % (how, _side(H, W)),
+                     "%s, suffix %s W" % (how, "<=" if n - H <= W else ">")}
+            if c.replay and H > W:
+                want.discard("replay start > 0")
+    return sorted(want)
+
+
+def _side(v, limit):
+    return "<" if v < limit else "=" if v == limit else ">"

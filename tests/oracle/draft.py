@@ -18,38 +18,52 @@ def context_rows(m, stage, main_x, pos):
     p = "mtp.%d.attn." % stage
     kv = m.norm(m.linear(main_x, p + "wkv.weight"), p + "kv_norm.weight")
     table = rope.tables(m.cfg, m.cfg.ratio(m.cfg.layers + stage) > 0, pos, m.plants)
-    return m.encode("win", rope.rotate(kv, table))
+    return m.encode("win", m.rotate(kv, table))
 
 
-def draft(m, token, last, windows, forced=None):
+def draft(m, token, last, windows, forced=None, copies=1, experts=None):
     """One block after position `last`; windows[s] = (first position, values).
 
     forced: the drafts of the other side, which the Markov head then follows.
-    -> dict: draft, logits [block, V], confidence [block]
+    copies, experts: the same block so often, for a search of roundings.
+    -> dict: draft, logits [block, V], confidence [block], experts per stage
     """
     c = m.cfg
     ids = np.array([token] + [c.draft_noise] * (c.draft_block - 1))
-    X, g = embed(m, ids)
+    X, g = embed(m, np.tile(ids, copies))
+    chosen = []
     for stage in range(c.stages):
-        ctx = Context(last + 1 + np.arange(c.draft_block))
-        ctx.draft, ctx.history = True, windows[stage]
-        out = block(m, c.layers + stage, X, g, ctx)
+        ctx = Context(np.tile(last + 1 + np.arange(c.draft_block), copies))
+        ctx.draft, ctx.history, ctx.copies = True, windows[stage], copies
+        given = {} if experts is None else {"experts": np.tile(experts[stage], (copies, 1))}
+        out = block(m, c.layers + stage, X, g, ctx, given)
         X, g = out["X"], out["g"]
+        chosen.append(out["experts"])
     final = "mtp.%d." % (c.stages - 1)
     logits, collapsed = head(m, X, g, final + "norm.weight")
-    return markov(m, final, logits, collapsed, token, forced)
+    if forced is None:
+        out = markov(m, final, logits, collapsed, token)
+    else:
+        prev = np.tile(np.concatenate([[token], forced[:-1]]), copies)
+        out = follow(m, final, logits, collapsed, prev)
+    out["experts"] = chosen
+    return out
 
 
-def markov(m, p, logits, collapsed, prev, forced):
-    drafts, confidence, rows = [], [], []
+def follow(m, p, logits, collapsed, prev):
+    """The Markov head after the given ids `prev`."""
+    e = m.w.value(p + "markov_head.embed.weight")[prev]
+    row = (logits + m.linear_f32(e, p + "markov_head.head.weight")).astype(F32)
+    both = np.concatenate([collapsed, e], 1)
+    conf = m.linear_f32(both, p + "confidence_head.proj.weight")[:, 0]
+    return {"draft": np.argmax(row, 1).astype(np.int32),       # equal: smaller id
+            "logits": row, "confidence": conf.astype(F32)}
+
+
+def markov(m, p, logits, collapsed, prev):
+    """In sequence, each draft after the one before."""
+    parts = []
     for i in range(len(logits)):
-        e = m.w.value(p + "markov_head.embed.weight")[[prev]]
-        row = logits[i] + m.linear_f32(e, p + "markov_head.head.weight")[0]
-        both = np.concatenate([collapsed[[i]], e], 1)
-        conf = m.linear_f32(both, p + "confidence_head.proj.weight")
-        rows.append(row.astype(F32))
-        confidence.append(conf[0, 0])
-        drafts.append(int(np.argmax(row)))       # equal logits: smaller id
-        prev = drafts[-1] if forced is None else int(forced[i])
-    return {"draft": np.array(drafts, np.int32), "logits": np.stack(rows),
-            "confidence": np.array(confidence, F32)}
+        parts.append(follow(m, p, logits[i:i + 1], collapsed[i:i + 1], [prev]))
+        prev = int(parts[-1]["draft"][0])
+    return {k: np.concatenate([t[k] for t in parts]) for k in parts[0]}

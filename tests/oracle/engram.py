@@ -5,7 +5,6 @@ import quant
 from config import dot, total
 
 F32, F64 = np.float32, np.float64
-bf16 = quant.bf16
 
 
 def multipliers(layer, compressed_vocab, orders=4):
@@ -98,7 +97,7 @@ def apply(m, layer, X, rows, dead):
     """2.8.5-6: X [n, 4, D] -> X with the gated lookup added."""
     cfg, w, p = m.cfg, m.w, m.cfg.prefix(layer) + "engram."
     n = len(X)
-    looked = bf16(w.rows(p + "embed.weight", rows)).reshape(n, -1)
+    looked = m.round(w.rows(p + "embed.weight", rows)).reshape(n, -1)
     kv = m.linear(looked, p + "wkv.weight")
     keys = kv[:, :cfg.hc * cfg.D].reshape(n, cfg.hc, cfg.D)
     value = kv[:, cfg.hc * cfg.D:]
@@ -109,7 +108,7 @@ def apply(m, layer, X, rows, dead):
     root = np.sqrt(np.maximum(np.abs(d), F32(1e-6)))
     g = m.sigmoid(np.where(d >= 0, root, -root))
     g = np.where(dead[:, None], F32(0), g)
-    return bf16(X + (g[:, :, None] * value[:, None, :]).astype(F32))
+    return m.round(X + (g[:, :, None] * value[:, None, :]).astype(F32))
 
 
 def _rms_inverse(x, eps):

@@ -11,11 +11,12 @@ import probe
 import quant
 import run
 import safetensors
-from model import Context, Rows, block, embed, head, rows_only, stored, tap
+from model import Context, Rows, attend_step, block, embed, head, rows_only, stored
 
 F32 = np.float32
 BOUND_OF = {"stream": measure.UPDATE, "premix": measure.FP32,
             "expert weights": measure.FP32}
+DRAFT_EFFORT = 800     # evaluations of a search for roundings of a draft block
 PROBE_SHARE = 0.08     # more positions of a layer off than this: no excuses
 
 
@@ -40,7 +41,7 @@ class Dump:
 
 
 def codes_per_row(m, kind):
-    """Elements and scales of one stored row."""
+    """Elements and scales of one stored row; quant off: elements."""
     n = m.cfg.index_dim if kind == "key" else m.cfg.head_dim
     return m.width(kind) + (n // 2 if m.q and kind != "win" else 0)
 
@@ -91,6 +92,12 @@ class Judge:
         self.dec = max(self.start, n - c.window) if case.mode == "ced" else self.start
         self.ids = np.asarray(case.ids, np.int64)
         self.dead = run.dead_mask(m, self.ids)
+
+    def add(self, item, *args, **more):
+        """Items of runs with quant off have a name of their own."""
+        if not self.m.q:
+            item = item.replace("codes ", "values ") + ", off"
+        self.t.add(item, *args, **more)
 
     # --- reading the dump: own positions, and history from the prefix's dump
 
@@ -153,10 +160,10 @@ class Judge:
             self.layers()
             self.ending()
         except (KeyError, ValueError, IndexError) as e:
-            self.t.add("dump readable", 1, 1, over=1)
+            self.add("dump readable", 1, 1, over=1)
             self.t.note("%s: %s: %s" % (self.case.name(), type(e).__name__, e))
         else:
-            self.t.add("dump readable", 1)
+            self.add("dump readable", 1)
 
     def header(self):
         if not np.array_equal(self.d.get("tokens"), self.ids):
@@ -176,7 +183,7 @@ class Judge:
                 n = self.case.resume // self.m.cfg.ratio(s)
                 for name in ("rows.%d" % s, "keys.%d" % s):
                     bad = (self.d.get(name)[:n] != other.get(name)[:n]).any(1).sum()
-                    self.t.add("rows below H", n, bad, over=bad)
+                    self.add("rows below H", n, bad, over=bad)
 
     def layers(self):
         c = self.m.cfg
@@ -213,8 +220,9 @@ class Judge:
         if not np.array_equal(lpos[lpos >= self.dec], pos[own]):
             raise ValueError("logits: positions")
         mine = head(m, X[own], g[own])[0]
-        differ, bad, worst = measure.close(mine, theirs, measure.LOGITS)
-        self.t.add("logits", mine.size, differ.sum(), worst.max(), bad.sum())
+        differ, bad, worst = measure.close(
+            mine, theirs, measure.LOGITS if m.q else measure.OFF)
+        self.add("logits", mine.size, differ.sum(), worst.max(), bad.sum())
         self.drafts(theirs[-1], pos)
 
     def drafts(self, last_logits, pos):
@@ -232,51 +240,71 @@ class Judge:
         logits, conf = self.d.get("draft.logits"), self.d.get("draft.confidence")
         greedy = np.concatenate([[np.argmax(last_logits)], np.argmax(logits, 1)])
         bad = (greedy != np.concatenate([[token], drafts])).sum()
-        self.t.add("draft tokens", len(greedy), bad, over=bad)
+        self.add("draft tokens", len(greedy), bad, over=bad)
 
-        def once(_rows):
-            return dspark.draft(m, token, int(pos[-1]), windows, drafts)
+        def once(copies, experts=None):
+            return dspark.draft(m, token, int(pos[-1]), windows, drafts, copies, experts)
         self.draft_values(once, logits, conf)
 
     def draft_values(self, once, logits, conf):
-        def off(r):
-            return (measure.close(r["logits"].reshape(1, -1), logits.reshape(1, -1),
-                                  measure.LOGITS),
-                    measure.close(r["confidence"].reshape(1, -1),
-                                  conf.reshape(1, -1), measure.LOGITS))
-        a, b = off(once([]))
-        bad = bool(a[1][0] or b[1][0])
-        fine = bad and probe.explain(
-            once, lambda r: max(x[2][0] for x in off(r)) / measure.LOGITS)
+        m = self.m
+        bound = measure.LOGITS if m.q else measure.DRAFTS_OFF
+
+        def off(r, copies=1):
+            return [measure.close(r[k].reshape(copies, -1),
+                                  np.tile(b.reshape(1, -1), (copies, 1)), bound)
+                    for k, b in (("logits", logits), ("confidence", conf))]
+
+        def far(r, copies=1):
+            return np.maximum(*(t[2] for t in off(r, copies))) / bound
+        plain = once(1)
+        (a, b), legal = off(plain), False
+        bad = a[1][0] or b[1][0]
+        if bad and m.q:
+            _, sites = probe.undecided(lambda: once(1))
+            legal = probe.explain(
+                sites, far(plain)[0], lambda tries: far(probe.flipped(
+                    lambda: once(len(tries), plain["experts"]), [f for f, _ in tries]),
+                    len(tries)),
+                (), max(1, min(128, attend_step(m.cfg) // m.cfg.draft_block)),
+                DRAFT_EFFORT)
+            if legal is None and not far(plain)[0] * bound <= measure.DRAFTS:
+                legal = False
+        if m.q:
+            self.add(measure.UNDECIDED_DRAFTS, 1, legal is None)
+        fine = legal is not False
         if bad and not fine:
             self.t.note("%s: draft logits %.2g, confidence %.2g" % (
                 self.case.name(), a[2][0], b[2][0]))
-        self.t.add("draft.logits", logits.size, a[0].sum(), 0 if fine else a[2][0],
-                   int(bad and not fine), int(bool(fine)))
-        self.t.add("draft.confidence", conf.size, b[0].sum(), 0 if fine else b[2][0])
+        self.add("draft.logits", logits.size, a[0].sum(), 0 if fine else a[2][0],
+                 bad and not fine, legal is True)
+        self.add("draft.confidence", conf.size, b[0].sum(), 0 if fine else b[2][0])
 
     def stage_codes(self, stage, pos, mine, theirs, mask):
         differ, bad, worst = measure.codes(self.m, "win", mine[mask], theirs[mask])
         excused = np.zeros(len(bad), bool)
         where = np.flatnonzero(differ)
-        if len(where) <= 3 + PROBE_SHARE * len(bad):
+        if self.m.q and len(where) <= 3 + PROBE_SHARE * len(bad):
             for i in where:
                 k = np.flatnonzero(mask)[i]
-                excused[i] = self.explain_stage(stage, pos, k, theirs)
+                excused[i] = self.explain_stage(stage, pos, k, theirs) is True
         over = (bad & ~excused).sum()
         if over:
             self.t.note("%s: draft stage %d window rows" % (self.case.name(), stage))
-        self.t.add("codes win draft", mine[mask].size, differ[~excused].sum(),
+        self.add("codes win draft", mine[mask].size, differ[~excused].sum(),
                    worst[~excused].max(initial=0), over, excused.sum())
 
     def explain_stage(self, stage, pos, k, theirs):
-        m = self.m
-        taps = [t[k:k + 1] for t in self.taps]
+        def once(copies):
+            x = dspark.stage_rows(self.m, [t[np.full(copies, k)] for t in self.taps])
+            return dspark.context_rows(self.m, stage, x, pos[np.full(copies, k)])
 
-        def once(_rows):
-            x = dspark.stage_rows(m, taps)
-            return dspark.context_rows(m, stage, x, pos[k:k + 1])
-        return probe.explain(once, lambda c: (c != theirs[k:k + 1]).sum() + 0.5)
+        def far(codes):
+            return (codes != theirs[k]).sum(1) + 0.5
+        out, sites = probe.undecided(lambda: once(1))
+        return probe.explain(
+            sites, far(out)[0], lambda tries: far(probe.flipped(
+                lambda: once(len(tries)), [f for f, _ in tries])), (), 128)
 
 
 class LayerJob:
@@ -332,7 +360,7 @@ class LayerJob:
             keep = mask & self.own
             over = (bad & keep & ~excused).sum()
             free = keep & ~excused
-            self.j.t.add(item, size * keep.sum(), differ[free].sum(),
+            self.j.add(item, size * keep.sum(), differ[free].sum(),
                          worst[free].max(initial=0), over,
                          ((differ > 0) & keep & excused).sum()
                          if item.startswith("codes") else (bad & keep & excused).sum())
@@ -348,31 +376,33 @@ class LayerJob:
             return
         a = self.j.aligned("engram.%d" % self.layer, self.layer, self.pos)[self.own]
         bad = (a != self.ctx.engram_rows[self.own]).sum()
-        self.j.t.add("engram rows", a.size, bad, over=bad)
+        self.j.add("engram rows", a.size, bad, over=bad)
         if bad:
             self.j.t.note("%s: engram rows of layer %d" % (self.j.case.name(), self.layer))
 
-    def entries(self, kind, out, part):
+    def entries(self, kind, out, part, copies=1):
         """(mask, mine, theirs): the entry that each position completes."""
         j, s, pos = self.j, self.layer, self.pos[part]
         ratio = self.m.cfg.ratio(s)
         j0, mine = out["rows" if kind == "main" else "keys"]
         e = (pos + 1) // ratio - 1
-        mask = ((pos + 1) % ratio == 0) & (e >= j0) & (e - j0 < len(mine))
+        each = len(mine) // copies
+        mask = ((pos + 1) % ratio == 0) & (e >= j0) & (e - j0 < each)
         mask &= e >= j.floor // ratio
         theirs = j.rows.codes[kind, s]
         if not mask.any():
             blank = np.zeros((len(pos), theirs.shape[1]), theirs.dtype)
             return mask, blank, blank
-        return (mask, mine[np.clip(e - j0, 0, len(mine) - 1)],
+        own = np.repeat(np.arange(copies) * each, len(pos) // copies)
+        return (mask, mine[own + np.clip(e - j0, 0, each - 1)],
                 theirs[np.clip(e, 0, len(theirs) - 1)])
 
-    def code_items(self, out, part):
+    def code_items(self, out, part, copies=1):
         there, win = (a[part] for a in self.theirs["win"])
         items = {"codes win": ("win", there, out["win"], win)}
         if self.layer in self.m.cfg.kv_sources:
-            items["codes main"] = ("main",) + self.entries("main", out, part)
-            items["codes key"] = ("key",) + self.entries("key", out, part)
+            items["codes main"] = ("main",) + self.entries("main", out, part, copies)
+            items["codes key"] = ("key",) + self.entries("key", out, part, copies)
         found = {}
         for item, (kind, mask, mine, theirs) in items.items():
             mine = np.where(mask[:, None], mine, theirs)
@@ -381,9 +411,10 @@ class LayerJob:
             found[item] = (mask, differ, bad, worst, size)
         return found
 
-    def check(self, out, part):
-        th, found = self.theirs, self.code_items(out, part)
+    def check(self, out, part, copies=1):
+        th, found = self.theirs, self.code_items(out, part, copies)
         every = np.ones(len(self.pos[part]), bool)
+        fp32 = measure.FP32 if self.m.q else measure.OFF
 
         def put(item, r, size):
             found[item] = (every,) + tuple(r) + (size,)
@@ -396,10 +427,10 @@ class LayerJob:
         put("experts", measure.choices(out["experts"], th["experts"][part],
                                        out["route_scores"]), 1)
         put("expert weights", measure.close(out["weights"], th["weights"][part],
-                                            measure.FP32), out["weights"].shape[1])
-        put("stream", measure.stream(out["X"], th["X"][part], self.X[part]),
+                                            fp32), out["weights"].shape[1])
+        put("stream", measure.stream(self.m, out["X"], th["X"][part], self.X[part]),
             out["X"][0].size)
-        put("premix", measure.close(out["g"], th["g"][part], measure.FP32),
+        put("premix", measure.close(out["g"], th["g"][part], fp32),
             out["g"].shape[1])
         return found
 
@@ -414,66 +445,47 @@ class LayerJob:
             if not item.startswith("codes"):
                 only_codes &= ~wrong
         off &= self.own
-        self.j.t.add("excused (position, layer)", self.own.sum())
+        if not self.m.q:
+            return excused
+        item = "excused (position, layer)"
+        self.j.add(item, self.own.sum())
         if off.sum() > 3 + PROBE_SHARE * self.own.sum():
             return excused
+        open_ = 0
         for i in np.flatnonzero(off):
-            excused[i] = self.explain(int(i), bool(only_codes[i]))
-        self.j.t.add("excused (position, layer)", 0, excused.sum())
+            legal = self.explain(int(i), bool(only_codes[i]))
+            excused[i] = legal is not False
+            open_ += legal is None
+        self.j.add(item, 0, excused.sum() - open_, 0, 0, excused.sum() - open_)
+        self.j.add(measure.UNDECIDED, self.own.sum(), open_)
         return excused
 
     def explain(self, i, only_codes):
         """Is there a legal rounding under which position i is all right?"""
-        part = slice(max(0, i - 1), i + 1)
-        ctx = self.context(part)
-        for name in ("topk", "candidates"):
-            full = getattr(self.ctx, name)
-            setattr(ctx, name, None if full is None else full[part])
-        first = max(0, part.start - self.m.cfg.window)
-        window = self.window[first:part.start]
-        args = (self.m, self.layer, self.X[part], self.g[part], ctx)
-
-        def once(rows):
-            codes = window.copy()
-            for k, row in rows:
-                codes[k - first] = row
-            ctx.history = (int(self.pos[first]), self.m.decode("win", codes))
-            if only_codes:
-                return stored(*args)
-            ctx.topk = None if self.ctx.topk is None else self.ctx.topk[part]
-            return block(*args, self.forced(part))
-
-        def distance(out):
-            found = self.code_items(out, part) if only_codes else self.check(out, part)
-            far = 0.0
-            for item, (mask, differ, bad, worst, size) in found.items():
-                if not mask[-1]:
-                    continue
-                if item.startswith("codes"):       # one stray single step is fine
-                    far = max(far, 1 + differ[-1] if bad[-1] else differ[-1] / 1.5)
-                elif bad[-1]:
-                    far = max(far, worst[-1] / BOUND_OF.get(item, measure.TIE), 1.01)
-            return far
-        rows = [] if only_codes else self.other_rows(first, part.start)
-        return probe.explain(once, distance, rows)
+        return Search(self, i, only_codes).explain()
 
     def other_rows(self, first, end):
         """Window rows the dump no longer holds, as noise could have made them."""
         out, (there, _) = [], self.theirs["win"]
         for k in np.flatnonzero(~there[first:end]) + first:
             if k not in self.others:
-                self.others[k] = self.row_variants(slice(k, k + 1))
+                self.others[k] = self.row_variants(int(k))
             out += self.others[k]
         return out
 
-    def row_variants(self, part):
-        ctx = self.context(part)
-
-        def once():
+    def row_variants(self, k):
+        """(index, codes) for every flip that changes the window row."""
+        def once(copies):
+            part = np.full(copies, k)
+            ctx = self.context(part)
+            ctx.copies = copies
             return stored(self.m, self.layer, self.X[part], self.g[part], ctx)["win"]
-        base, sites = probe.evaluate(once)
-        rows = [probe.evaluate(once, [s])[0][0] for s in dict.fromkeys(sites)]
-        return [(part.start, r) for r in rows if not np.array_equal(r, base[0])]
+        base, sites = probe.undecided(lambda: once(1))
+        sites = sites[:probe.TRIES]
+        if not sites:
+            return []
+        rows = probe.flipped(lambda: once(len(sites)), [[s] for s in sites])
+        return [(k, r) for r in np.unique(rows, axis=0) if (r != base[0]).any()]
 
     def early_rows(self):
         """Row source of a "ced" run: tokens before the decoder's (3.1)."""
@@ -488,10 +500,67 @@ class LayerJob:
             keep = mask & early.own
             over = (bad & keep & ~excused).sum()
             free = keep & ~excused
-            j.t.add(item, size * keep.sum(), differ[free].sum(),
+            j.add(item, size * keep.sum(), differ[free].sum(),
                     worst[free].max(initial=0), over, ((differ > 0) & keep & excused).sum())
             if over:
                 j.t.note("%s: %s before the decoder" % (j.case.name(), item))
+
+
+class Search:
+    """Legal roundings of one position of a layer; many tried at once."""
+
+    def __init__(self, job, i, only_codes):
+        self.job, self.only_codes = job, only_codes
+        self.part = np.arange(max(0, i - 1), i + 1)      # a pair ends at i
+        self.first = max(0, int(self.part[0]) - job.m.cfg.window)
+        self.rows = [] if only_codes else job.other_rows(self.first, int(self.part[0]))
+        self.batch = max(1, attend_step(job.m.cfg) // len(self.part))
+
+    def explain(self):
+        out, sites = probe.undecided(lambda: self.layer(1, ()))
+        best = self.far(out, 1)[0]
+        return probe.explain(sites, best, self.distances, self.rows,
+                             min(self.batch, 128))
+
+    def distances(self, tries):
+        swaps = [(v, self.rows[r][0] + int(self.job.pos[0]), r)
+                 for v, (_, rows) in enumerate(tries) for r in rows]
+        out = probe.flipped(lambda: self.layer(len(tries), swaps),
+                            [flips for flips, _ in tries])
+        return self.far(out, len(tries))
+
+    def layer(self, copies, swaps):
+        job, first = self.job, self.first
+        part = np.tile(self.part, copies)
+        ctx = job.context(part)
+        ctx.copies, ctx.swaps = copies, swaps
+        ctx.history = (int(job.pos[first]),
+                       job.m.decode("win", job.window[first:self.part[0]]))
+        if self.rows:
+            ctx.spare = job.m.decode("win", np.stack([r for _, r in self.rows]))
+        args = (job.m, job.layer, job.X[part], job.g[part], ctx)
+        if self.only_codes:
+            return stored(*args)
+        for name in ("topk", "candidates"):
+            full = getattr(job.ctx, name)
+            setattr(ctx, name, None if full is None else full[part])
+        return block(*args, job.forced(part))
+
+    def far(self, out, copies):
+        """The distance of every copy from the other side; at most 1 is fine."""
+        job, k = self.job, len(self.part)
+        part = np.tile(self.part, copies)
+        find = job.code_items if self.only_codes else job.check
+        far = np.zeros(copies)
+        for item, (mask, differ, bad, worst, _) in find(out, part, copies).items():
+            mask, differ, bad, worst = (t[k - 1::k] for t in (mask, differ, bad, worst))
+            if item.startswith("codes"):       # one stray single step is fine
+                d = np.where(bad, 1 + differ, differ / 1.5)
+            else:
+                d = worst / BOUND_OF.get(item, measure.TIE)
+                d = np.where(bad, np.maximum(d, 1.01), 0)
+            far = np.maximum(far, np.where(mask, d, 0))
+        return far
 
 
 class EarlyRows(LayerJob):
@@ -505,10 +574,10 @@ class EarlyRows(LayerJob):
         self.ctx = self.context(slice(0, len(self.pos)))
         self.window = np.zeros((len(self.pos), j.m.width("win")), j.m.code_dtype())
 
-    def code_items(self, out, part):
+    def code_items(self, out, part, copies=1):
         found = {}
         for item, kind in (("codes main", "main"), ("codes key", "key")):
-            mask, mine, theirs = self.entries(kind, out, part)
+            mask, mine, theirs = self.entries(kind, out, part, copies)
             mine = np.where(mask[:, None], mine, theirs)
             differ, bad, worst = measure.codes(self.m, kind, mine, theirs)
             size = codes_per_row(self.m, kind)

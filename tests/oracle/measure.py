@@ -10,11 +10,17 @@ import numpy as np
 import quant
 
 F64 = np.float64
+UNDECIDED = "undecided (position, layer)"
+UNDECIDED_DRAFTS = "undecided drafts"
+OPEN_SHARE = {UNDECIDED: 1 / 500, UNDECIDED_DRAFTS: 1 / 2}    # of those compared
+DRAFTS = 0.05         # quant on: of an undecided one; three layers in one
 UPDATE = 2.3e-3       # 2.11: relative rms of a layer's update
 FP32 = 1e-4           # fp32 results of a layer: pre-mix, expert weights
 TIE = 1e-5            # two scores this close are a tie
 LOGITS = 1e-3
 CODE_RATE = 10000     # one code in so many may differ, by one step
+OFF = 1e-5            # quant off: rows, a layer's update, pre-mix, weights, logits
+DRAFTS_OFF = 1e-4     # quant off: three layers and a sum over them
 SINGLE_STEPS = 0.02   # share of a position's stream elements one bf16 step off
 
 
@@ -36,24 +42,26 @@ class Table:
         if len(self.notes) < 40:
             self.notes.append(text)
 
+    def over_bound(self, item):
+        compared, differing, _, _, over = self.rows[item]
+        if item.startswith("codes "):
+            over += max(0, differing - math.ceil(compared / CODE_RATE))
+        if item in OPEN_SHARE:
+            over += max(0, differing - math.ceil(compared * OPEN_SHARE[item]))
+        return over
+
     def over(self):
-        n = sum(r[4] for r in self.rows.values())
-        for item, r in self.rows.items():
-            if item.startswith("codes "):
-                n += max(0, r[1] - math.ceil(r[0] / CODE_RATE))
-        return n
+        return sum(self.over_bound(item) for item in self.rows)
 
     def empty(self):
         return [item for item, r in self.rows.items() if r[0] == 0]
 
     def show(self):
-        print("%-24s %12s %10s %8s %10s %6s" % (
+        print("%-27s %12s %10s %8s %10s %6s" % (
             "item", "compared", "differing", "excused", "worst", "over"))
         for item, r in self.rows.items():
-            over = r[4]
-            if item.startswith("codes "):
-                over += max(0, r[1] - math.ceil(r[0] / CODE_RATE))
-            print("%-24s %12d %10d %8d %10.3g %6d" % (item, r[0], r[1], r[2], r[3], over))
+            print("%-27s %12d %10d %8d %10.3g %6d" % (item, r[0], r[1], r[2], r[3],
+                                                       self.over_bound(item)))
         for text in self.notes:
             print("  " + text)
 
@@ -66,10 +74,11 @@ def _ordinal(codes, bits):
 
 
 def codes(m, kind, mine, theirs):
-    """Code by code; each may be one step of its format off, scales too."""
+    """Code by code; each may be one step of its format off, scales too.
+
+    quant off: values."""
     if not m.q:
-        step = np.abs(_ordinal(mine, 16) - _ordinal(theirs, 16))
-        return (step > 0).sum(1), (step > 1).any(1), step.max(1)
+        return close(mine, theirs, OFF)
     n = m.cfg.index_dim if kind == "key" else m.cfg.head_dim
     (a, sa), (b, sb) = (quant.split_row(kind, t, n) for t in (mine, theirs))
     step = np.abs(_ordinal(a, 8 if kind == "win" else 4)
@@ -124,17 +133,19 @@ def choices(mine, theirs, scores, ordered=True):
     return differ, bad, worst
 
 
-def stream(mine, theirs, before):
+def stream(m, mine, theirs, before):
     """Update of a layer: relative rms, or rare single bf16 steps."""
     n = len(mine)
     a, b = mine.reshape(n, -1).astype(F64), theirs.reshape(n, -1).astype(F64)
     update = a - before.reshape(n, -1)
     rms = np.sqrt((update ** 2).mean(1)) + 1e-30
     rel = np.sqrt(((a - b) ** 2).mean(1)) / rms
+    rel = np.nan_to_num(rel, nan=np.inf)
+    if not m.q:
+        return (a != b).sum(1), ~(rel <= OFF), rel
     step = np.abs(_ordinal(quant.bf16_codes(a), 16) - _ordinal(quant.bf16_codes(b), 16))
     rare = (step <= 1).all(1) & ((step > 0).mean(1) <= SINGLE_STEPS)
-    bad = ~((rel <= UPDATE) | rare)
-    return (step > 0).sum(1), bad, np.nan_to_num(rel, nan=np.inf)
+    return (step > 0).sum(1), ~((rel <= UPDATE) | rare), rel
 
 
 def close(mine, theirs, bound):

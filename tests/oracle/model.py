@@ -8,8 +8,6 @@ from config import Weights, dot, load_config, total
 from probe import SOFTMAX
 
 F32, F64 = np.float32, np.float64
-bf16 = quant.bf16
-KINDS = ("win", "main", "key")
 
 
 class Model:
@@ -31,7 +29,14 @@ class Model:
             other.plants = frozenset(plants)
         return other
 
-    # --- linear maps and norms (2.11)
+    # --- roundings, linear maps and norms (2.11)
+
+    def round(self, x, noise=1):
+        """A bf16 rounding of 2.11; none with quant off."""
+        return quant.bf16(x, noise) if self.q else np.asarray(x).astype(F32)
+
+    def rotate(self, x, table, inverse=False):
+        return rope.rotate(x, table, self.round, inverse)
 
     def act(self, x):
         """Input of an fp8 linear: quantized per 32."""
@@ -43,10 +48,10 @@ class Model:
 
     def linear(self, x, name):
         """fp8 x fp8 or fp8 x fp4, output bf16."""
-        return bf16(dot(self.act(x), self.w.matrix(name)))
+        return self.round(dot(self.act(x), self.w.matrix(name)))
 
     def linear_bf16(self, x, name):
-        return bf16(dot(x, self.w.matrix(name)))
+        return self.round(dot(x, self.w.matrix(name)))
 
     def linear_f32(self, x, name):
         return dot(x, self.w.matrix(name))
@@ -54,7 +59,7 @@ class Model:
     def rms(self, x, weight):
         mean = total(np.square(x, dtype=F64)) / F32(x.shape[-1])
         r = (F32(1) / np.sqrt(mean + self.cfg.eps)).astype(F32)
-        return bf16(x.astype(F64) * r[..., None].astype(F64) * weight)
+        return self.round(x.astype(F64) * r[..., None].astype(F64) * weight)
 
     def norm(self, x, name):
         return self.rms(x, self.w.value(name))
@@ -63,7 +68,7 @@ class Model:
     def sigmoid(x):
         return (1 / (1 + np.exp(-x.astype(F64)))).astype(F32)
 
-    # --- cache rows (4.1): codes and the values they stand for
+    # --- cache rows (4.1): codes and the values they stand for; quant off: values
 
     def width(self, kind):
         n = self.cfg.index_dim if kind == "key" else self.cfg.head_dim
@@ -71,19 +76,19 @@ class Model:
 
     def encode(self, kind, x):
         if not self.q:
-            return quant.bf16_codes(x)
+            return np.asarray(x, F32)
         if "group-16" in self.plants and kind != "main":
             return _rows_of_16(kind, x)
         return quant.pack_row(kind, x)
 
     def decode(self, kind, codes):
         if not self.q:
-            return quant.bf16_decode(codes)
+            return codes
         n = self.cfg.index_dim if kind == "key" else self.cfg.head_dim
         return quant.unpack_row(kind, codes, n)
 
     def code_dtype(self):
-        return np.uint8 if self.q else np.uint16
+        return np.uint8 if self.q else F32
 
 
 def _rows_of_16(kind, x):
@@ -136,6 +141,10 @@ class Context:
         self.candidates = None
         self.engram_rows = None
         self.draft = False
+        # A judge tries many roundings at once: the same positions `copies`
+        # times, one after the other; copy v sees spare[r] at window row `at`
+        # for every (v, at, r) of swaps.
+        self.copies, self.swaps, self.spare = 1, (), None
 
 
 # ------------------------------------------------------------ mHC (2.1)
@@ -159,8 +168,8 @@ def hc(m, name, X):
     return pre.astype(F32), post.astype(F32), M.astype(F32)
 
 
-def collapse(X, g):
-    return bf16(total(X.astype(F64) * g[:, :, None], 1))
+def collapse(m, X, g):
+    return m.round(total(X.astype(F64) * g[:, :, None], 1))
 
 
 def expand(m, post, comb, o, X):
@@ -168,7 +177,7 @@ def expand(m, post, comb, o, X):
     if "comb-index" in m.plants:
         comb = comb.transpose(0, 2, 1)
     mixed = np.matmul(comb.transpose(0, 2, 1).astype(F64), X.astype(F64))
-    return bf16(post[:, :, None].astype(F64) * o[:, None, :] + mixed)
+    return m.round(post[:, :, None].astype(F64) * o[:, None, :] + mixed)
 
 
 # ------------------------------------------------------- compressor (2.4)
@@ -182,6 +191,8 @@ def compress(m, layer, x, ctx):
     a = m.linear_f32(x, p + "wkv.weight")
     b = m.linear_f32(x, p + "wgate.weight")
     last, first = (a[-1], b[-1]), int(ctx.pos[0])
+    if ctx.copies > 1 and (first % 2 or len(a) != 2 * ctx.copies):
+        a, b, first = a[:0], b[:0], first + first % 2
     if first % 2 and ctx.tail is not None:
         a = np.concatenate([ctx.tail[0][None], a])
         b = np.concatenate([ctx.tail[1][None], b])
@@ -192,7 +203,7 @@ def compress(m, layer, x, ctx):
     a, b = (t[:2 * n].reshape(n, 2, a.shape[1]).astype(F64) for t in (a, b))
     w = np.exp(b - b.max(1, keepdims=True))
     w = (w / w.sum(1, keepdims=True)).astype(F32)
-    pooled = bf16(total(w * a, 1))
+    pooled = m.round(total(w * a, 1))
     return first // 2, m.norm(pooled, p + "norm.weight"), last
 
 
@@ -205,11 +216,11 @@ def make_rows(m, layer, x, ctx, out):
     c, p = m.cfg, m.cfg.prefix(layer) + "attn.indexer."
     ratio = c.ratio(layer)
     j0, latent, out["tail"] = compress(m, layer, x, ctx)
-    j = j0 + np.arange(len(latent))
+    j = np.tile(j0 + np.arange(len(latent) // ctx.copies), ctx.copies)
     table = rope.tables(c, True, entry_positions(m, ratio, j), m.plants)
     key = m.norm(m.linear_bf16(latent, p + "wk.weight"), p + "k_norm.weight")
-    main = m.encode("main", rope.rotate(latent, table))
-    key = m.encode("key", rope.rotate(key, table))
+    main = m.encode("main", m.rotate(latent, table))
+    key = m.encode("key", m.rotate(key, table))
     out["rows"], out["keys"] = (j0, main), (j0, key)
     # 3.3: a pair that straddles the floor is completed, nothing below rewritten
     cut = 0 if "rewrite-rows" in m.plants else max(ctx.floor // ratio - j0, 0)
@@ -224,7 +235,7 @@ def index_scores(m, layer, x, qr, ctx):
     c, p = m.cfg, m.cfg.prefix(layer) + "attn.indexer."
     n, H, d = len(x), c.index_heads, c.index_dim
     iq = m.linear(qr, p + "wq_b.weight").reshape(n, H, d)
-    iq = rope.rotate(iq, rope.tables(c, True, ctx.pos, m.plants))
+    iq = m.rotate(iq, rope.tables(c, True, ctx.pos, m.plants))
     if m.q:
         iq = (quant.index_dequant(*quant.index_quant(iq, 16))
               if "group-16" in m.plants else quant.index_query(iq))
@@ -304,16 +315,27 @@ def attend(m, q, K, valid, sink):
         fix = np.exp(top_.astype(F64) - new).astype(F32)
         p = np.exp(s.astype(F64) - new).astype(F32)
         den = (den * fix + total(p)[..., None]).astype(F32)
-        acc = acc * fix + np.matmul(bf16(p, SOFTMAX).astype(F64), k)
+        acc = acc * fix + np.matmul(m.round(p, SOFTMAX).astype(F64), k)
         top_ = new
     extra = np.exp(sink.astype(F64)[None, :, None] - top_).astype(F32)
     den = den + extra
     if "sink-value" in m.plants:                  # a planted error
         acc = acc + extra
-    return bf16(acc / den)
+    return m.round(acc / den)
 
 
-def window_columns(m, ctx, first, count):
+def copy_columns(ctx, columns, before, first):
+    """Every copy has its own rows behind the `before` common ones."""
+    k = len(ctx.pos) // ctx.copies
+    own = np.repeat(np.arange(ctx.copies) * k, k)[:, None]
+    out = np.where(columns >= before, columns + own, columns)
+    for v, at, r in ctx.swaps:
+        here = slice(v * k, (v + 1) * k)
+        out[here][columns[here] == at - first] = before + len(ctx.pos) + r
+    return out
+
+
+def window_columns(m, ctx, first):
     """Column numbers into the window rows, which start at position `first`."""
     W = m.cfg.window
     last = np.full(len(ctx.pos), ctx.pos[0] - 1) if ctx.draft else ctx.pos
@@ -332,9 +354,9 @@ def attention(m, layer, x, ctx, out, forced):
     q = m.linear(qr, p + "wq_b.weight").reshape(n, H, d)
     if "q-norm" in m.plants:
         q = m.rms(q, np.ones(d, F32))
-    q = rope.rotate(q, table)
+    q = m.rotate(q, table)
     kv = m.norm(m.linear(x, p + "wkv.weight"), p + "kv_norm.weight")
-    out["win"] = m.encode("win", rope.rotate(kv, table))
+    out["win"] = m.encode("win", m.rotate(kv, table))
     if layer in c.kv_sources:
         make_rows(m, layer, x, ctx, out)
     if layer in c.index_sources:
@@ -345,8 +367,13 @@ def attention(m, layer, x, ctx, out, forced):
         codes = np.where(there[:, None], theirs, codes)
     own = m.decode("win", codes)
     o = gather_attend(m, layer, q, own, ctx)
-    o = rope.rotate(o, table, inverse=True)
+    o = m.rotate(o, table, inverse=True)
     return output(m, p, o)
+
+
+def attend_step(c):
+    """Positions attended at a time, for memory's sake."""
+    return max(8, (1 << 24) // ((c.window + c.topk) * c.head_dim))
 
 
 def gather_attend(m, layer, q, own, ctx):
@@ -356,19 +383,22 @@ def gather_attend(m, layer, q, own, ctx):
     if ctx.history is not None and len(ctx.history[1]):
         first = ctx.history[0]
         window = np.concatenate([ctx.history[1], own])
-    columns, ok = window_columns(m, ctx, first, len(window))
+    columns, ok = window_columns(m, ctx, first)
+    if ctx.copies > 1 and not ctx.draft:
+        columns = copy_columns(ctx, columns, int(ctx.pos[0]) - first, first)
+        window = window if ctx.spare is None else np.concatenate([window, ctx.spare])
     sink = m.w.value(c.prefix(layer) + "attn.attn_sink")
     main = None
     if c.ratio(layer) > 0 and not ctx.draft:
         main = ctx.rows.values["main", c.kv_source(layer)]
     parts = []
-    step = max(1, (1 << 22) // ((c.window + c.topk) * c.head_dim))
+    step = attend_step(c)
     for i in range(0, len(q), step):
         rows = slice(i, min(i + step, len(q)))
         K, V = window[columns[rows]], ok[rows]
         if ctx.draft:
-            k = len(own)
-            block = np.broadcast_to(own, (len(K),) + own.shape)
+            k = len(own) // ctx.copies
+            block = own.reshape(ctx.copies, k, -1)[np.arange(rows.start, rows.stop) // k]
             K = np.concatenate([K, block], 1)
             V = np.concatenate([V, np.ones((len(K), k), bool)], 1)
         elif main is not None and len(main):
@@ -385,7 +415,7 @@ def output(m, p, o):
     n, width = len(o), c.heads // c.o_groups * c.head_dim
     o = o.reshape(n, c.o_groups, width)
     a = m.w.matrix(p + "wo_a.weight").reshape(width, c.o_groups, c.o_lora)
-    z = [bf16(dot(o[:, g], np.ascontiguousarray(a[:, g]))) for g in range(c.o_groups)]
+    z = [m.round(dot(o[:, g], np.ascontiguousarray(a[:, g]))) for g in range(c.o_groups)]
     return m.linear(np.concatenate(z, 1), p + "wo_b.weight")
 
 
@@ -418,7 +448,7 @@ def expert(m, p, x, weight):
     h = (silu * b).astype(F32)
     if weight is not None:
         h = (h * weight[:, None]).astype(F32)
-    return m.linear(bf16(h), p + "w2.weight")
+    return m.linear(m.round(h), p + "w2.weight")
 
 
 def moe(m, layer, x, ctx, forced, out):
@@ -428,7 +458,7 @@ def moe(m, layer, x, ctx, forced, out):
     for e in np.unique(chosen):                   # ascending expert number
         row, col = np.nonzero(chosen == e)
         y[row] += expert(m, p + "experts.%d." % e, x[row], w[row, col])
-    return bf16(y + expert(m, p + "shared_experts.", x, None))
+    return m.round(y + expert(m, p + "shared_experts.", x, None))
 
 
 # ---------------------------------------------------------- a layer (2.1)
@@ -440,24 +470,24 @@ def block(m, layer, X, g, ctx, forced=None):
     if layer in m.cfg.engram_layers and layer < m.cfg.layers:
         X = engram.apply(m, layer, X, ctx.engram_rows, ctx.dead)
     out["after_engram"] = X
-    out["tap"] = tap(X)
+    out["tap"] = tap(m, X)
     post_a = hc(m, p + "hc_attn", X)
-    x = m.norm(collapse(X, g), p + "attn_norm.weight")     # the INCOMING g
+    x = m.norm(collapse(m, X, g), p + "attn_norm.weight")     # the INCOMING g
     out["x"] = x
     o = attention(m, layer, x, ctx, out, forced)
     X = expand(m, post_a[1], post_a[2], o, X)
     pre, post, comb = hc(m, p + "hc_ffn", X)
-    x = m.norm(collapse(X, post_a[0]), p + "ffn_norm.weight")
+    x = m.norm(collapse(m, X, post_a[0]), p + "ffn_norm.weight")
     f = moe(m, layer, x, ctx, forced, out)
     out["X"], out["g"] = expand(m, post, comb, f, X), pre
     if "late-tap" in m.plants:
-        out["tap"] = tap(out["X"])
+        out["tap"] = tap(m, out["X"])
     return out
 
 
-def tap(X):
+def tap(m, X):
     """Mean over the 4 streams, bf16."""
-    return bf16(total(X, 1) / F32(X.shape[1]))
+    return m.round(total(X, 1) / F32(X.shape[1]))
 
 
 def rows_only(m, layer, X, g, ctx):
@@ -465,7 +495,7 @@ def rows_only(m, layer, X, g, ctx):
     out = {}
     if layer in m.cfg.engram_layers:
         X = engram.apply(m, layer, X, ctx.engram_rows, ctx.dead)
-    x = m.norm(collapse(X, g), m.cfg.prefix(layer) + "attn_norm.weight")
+    x = m.norm(collapse(m, X, g), m.cfg.prefix(layer) + "attn_norm.weight")
     make_rows(m, layer, x, ctx, out)
     return out
 
@@ -479,8 +509,8 @@ def embed(m, ids):
 
 
 def head(m, X, g, norm="norm.weight"):
-    """-> logits float32, the bf16 collapse before the norm"""
-    y = collapse(X, g)
+    """-> logits float32, the collapse before the norm"""
+    y = collapse(m, X, g)
     return m.linear_f32(m.norm(y, norm), "head.weight"), y
 
 
@@ -489,10 +519,10 @@ def stored(m, layer, X, g, ctx):
     c, p, out = m.cfg, m.cfg.prefix(layer), {}
     if layer in c.engram_layers and layer < c.layers:
         X = engram.apply(m, layer, X, ctx.engram_rows, ctx.dead)
-    x = m.norm(collapse(X, g), p + "attn_norm.weight")
+    x = m.norm(collapse(m, X, g), p + "attn_norm.weight")
     kv = m.norm(m.linear(x, p + "attn.wkv.weight"), p + "attn.kv_norm.weight")
     table = rope.tables(c, c.ratio(layer) > 0, ctx.pos, m.plants)
-    out["win"] = m.encode("win", rope.rotate(kv, table))
+    out["win"] = m.encode("win", m.rotate(kv, table))
     if layer in c.kv_sources:
         make_rows(m, layer, x, ctx, out)
     return out

@@ -13,71 +13,95 @@ import quant
 
 NOISE = 2.0 ** -19     # of max(|value|, rms of its vector): fp32 sums
 SOFTMAX = 8            # times that for exp() of a score: |score| counts too
+TRIES = 1000           # changes tried at each step of a search
+DEPTH = 6              # steps
+EFFORT = 3000          # evaluations of one search
 
 
 class Probe:
-    def __init__(self, flip=()):
-        self.sites = []
+    """Lists the undecided roundings of one evaluation."""
+
+    def __init__(self):
         self.near = {}             # site -> how close to the boundary, of the noise
-        self.flip = set(flip)
         self.call = 0
 
-    def visit(self, x, y, noise=1):
+    def visit(self, x, y, noise):
         rms = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True))
         tol = noise * NOISE * np.maximum(np.abs(x), rms)
         lo, hi = quant.bf16_plain(x - tol), quant.bf16_plain(x + tol)
-        where = np.flatnonzero((lo != hi).reshape(-1))
-        out, low, high = y, lo.reshape(-1), hi.reshape(-1)
-        middle = (low.astype(np.float64) + high) / 2
-        noise = np.broadcast_to(np.maximum(tol, 1e-300), x.shape).reshape(-1)
-        near = np.abs(x.reshape(-1) - middle) / noise
-        for i in where:
-            site = (self.call, int(i))
-            self.sites.append(site)
-            self.near[site] = near[i]
-            if site in self.flip:
-                if out is y:
-                    out = y.copy()
-                flat = out.reshape(-1)
-                flat[i] = high[i] if flat[i] == low[i] else low[i]
+        for at in zip(*np.nonzero(lo != hi)):
+            middle = (float(lo[at]) + float(hi[at])) / 2
+            self.near[self.call, int(np.ravel_multi_index(at, x.shape))] = (
+                abs(float(x[at]) - middle) / max(np.broadcast_to(tol, x.shape)[at], 1e-300))
         self.call += 1
-        return out
+        return y
 
 
-def evaluate(fn, flip=()):
-    """-> (fn(), undecided sites met, the closest to a boundary first)"""
-    probe = Probe(flip)
+class Flips:
+    """Rounds chosen sites the other way; sites[v] are those of copy v."""
+
+    def __init__(self, sites):
+        self.copies, self.call, self.by_call = len(sites), 0, {}
+        for v, flips in enumerate(sites):
+            for call, i in flips:
+                self.by_call.setdefault(call, []).append((v, i))
+
+    def visit(self, x, y, _noise):
+        for v, i in self.by_call.get(self.call, ()):
+            at = v * (x.size // self.copies) + i
+            up = y.reshape(-1)[at] <= x.reshape(-1)[at]
+            y.reshape(-1)[at] = quant.bf16_next(y.reshape(-1)[at], up)
+        self.call += 1
+        return y
+
+
+def watched(fn, probe):
     quant.set_probe(probe)
     try:
-        return fn(), sorted(probe.sites, key=probe.near.get)
+        return fn()
     finally:
         quant.set_probe(None)
 
 
-def explain(fn, distance, rows=(), tries=400, depth=6):
-    """True when a few legal changes bring distance(fn(...)) to <= 1.
+def undecided(fn):
+    """-> fn(), the sites met, the closest to a boundary first"""
+    probe = Probe()
+    out = watched(fn, probe)
+    return out, sorted(probe.near, key=probe.near.get)
 
-    A change is the flip of one undecided rounding met in fn, or one of `rows`,
-    alternatives that fn takes as a list of its own.  Greedy: of all single
-    changes the best one is kept, then the next is sought.
+
+def flipped(fn, sites):
+    """fn() with one set of flips for each of the copies that fn computes."""
+    return watched(fn, Flips(sites))
+
+
+def explain(sites, best, distances, rows=(), batch=1, effort=EFFORT):
+    """True when a few legal changes bring the distance, now `best`, to <= 1.
+
+    A change is the flip of one of `sites`, or one of `rows`.  distances(list of
+    (flips, rows)) gives the distance under each; up to `batch` are asked for at
+    once.  Greedy: of the single changes the best one is kept, then the next is
+    sought.  False: no change helps.  None: given up, or not all were tried.
     """
-    out, sites = evaluate(lambda: fn([]))
-    flips, swapped, best = [], [], distance(out)
-    moves = [(None, r) for r in rows]
-    moves += [(s, None) for s in list(dict.fromkeys(sites))[:tries]]
-    for _ in range(depth):
-        choice = None
-        for site, row in moves:
-            if site in flips or any(row is r for r in swapped if row is not None):
-                continue
-            f = flips + ([site] if site is not None else [])
-            r = swapped + ([row] if row is not None else [])
-            far = distance(evaluate(lambda: fn(r), f)[0])
-            if far <= 1:
+    moves = [(s, None) for s in sites] + [(None, r) for r in range(len(rows))]
+    cut = len(moves) > TRIES
+    flips, swapped, spent = [], [], 0
+    for _ in range(DEPTH):
+        choice, at = None, 0
+        tries = [(flips + [s] * (s is not None), swapped + [r] * (r is not None))
+                 for s, r in moves[:TRIES] if s not in flips and r not in swapped]
+        while at < len(tries):
+            if spent >= effort:
+                return None
+            some = tries[at:at + batch]
+            far = distances(some)
+            at, spent = at + batch, spent + len(some)
+            k = int(np.argmin(far))
+            if far[k] <= 1:
                 return True
-            if far < best:
-                best, choice = far, (f, r)
+            if far[k] < best:
+                best, choice = far[k], some[k]
         if choice is None:
-            return False
+            return None if cut else False
         flips, swapped = choice
-    return False
+    return None

@@ -3,8 +3,6 @@ import math
 
 import numpy as np
 
-from quant import bf16
-
 F32, F64 = np.float32, np.float64
 
 
@@ -57,7 +55,7 @@ def frequencies_plain_compress(cfg):
     return (F32(1) / power).astype(F32)
 
 
-def rotate(x, table, inverse=False):
+def rotate(x, table, round_, inverse=False):
     """x [n, dim] or [n, heads, dim]: interleaved pairs of the last rope dims."""
     cos, sin = table
     r = 2 * cos.shape[1]
@@ -69,6 +67,6 @@ def rotate(x, table, inverse=False):
     out = x.copy()
     out[..., -r::2] = (even * cos).astype(F32) - (odd * sin).astype(F32)
     out[..., -r + 1::2] = (odd * cos).astype(F32) + (even * sin).astype(F32)
-    rotated = bf16(out[..., -r:])
+    rotated = round_(out[..., -r:])
     out[..., -r:] = rotated
     return out

@@ -160,7 +160,7 @@ def _padded(a):
 
 def dump_tensors(m, r):
     c, t = m.cfg, []
-    code = "U8" if m.q else "BF16"
+    code = "U8" if m.q else "F32"
 
     def put(name, dtype, a, pos=None):
         t.append((name, dtype, a))
@@ -170,7 +170,10 @@ def dump_tensors(m, r):
     put("tokens", "I32", r.ids.astype(np.int32))
     for l in range(c.layers):
         pos, o = r.layer[l]
-        put("stream.%d" % l, "BF16", quant.bf16_codes(o["X"]), pos)
+        if m.q:
+            put("stream.%d" % l, "BF16", quant.bf16_codes(o["X"]), pos)
+        else:
+            put("stream.%d" % l, "F32", o["X"], pos)
         put("premix.%d" % l, "F32", o["g"], pos)
         if l in c.index_sources:
             put("topk.%d" % l, "I32", _padded(o["topk"]), pos)

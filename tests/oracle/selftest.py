@@ -63,6 +63,14 @@ def formats():
     b = all_bf16(True)
     check("bf16: every finite code survives",
           (quant.bf16_decode(quant.bf16_codes(b)).view(np.uint32) == b.view(np.uint32)).all())
+    check("bf16: the quick way gives the same", all(
+        (quant.bf16_plain(t).view(np.uint32) == quant.bf16_decode(
+            quant.bf16_codes(t)).view(np.uint32)).all() for t in (
+                b, b * F32(1.0071), rng.standard_normal(4000).astype(F32), x, np.array([np.nan]))))
+    g = quant.bf16(rng.standard_normal((3000, 64)) * 2.0 ** rng.integers(-30, 20, (3000, 1)))
+    check("activation: the quick way gives the same",
+          (quant.activation(g).view(np.uint32) == quant.fp8_dequant(
+              *quant.fp8_quant(g)).view(np.uint32)).all())
     half = F32(1 + 2.0 ** -8)
     check("bf16: ties to even", quant.bf16_codes(np.array([half]))[0] == 0x3F80)
     powers = np.ldexp(F32(1), np.arange(-126, 127)).astype(F32)
