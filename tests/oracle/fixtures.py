@@ -1,14 +1,17 @@
 #!/usr/bin/python3
-"""fixtures.py --model DIR [--out DIR | --check DIR]
+"""fixtures.py --out DIR --model DIR
+fixtures.py --check [DIR] [--mkmodel PATH]
 
-A fixture set for tests without Python, from the oracle: two dumps of `tiny`
-(prefill all and ced), quantizer tables over every edge, Engram row numbers
-with the real constants, and rope tables.  --check makes the set again and
-fails on any difference.  Without --model the model is made by make_model.py
-(--config tiny --seed 1).
+A fixture set for tests without Python, from the oracle and the model of
+`mkmodel --config tiny --seed 1`: three dumps (prefill all, ced, quant off),
+quantizer tables over every edge, Engram row numbers with the real constants,
+and rope tables.  README describes them.  --check makes model and set again
+(with make_model.py when there is no PATH) and fails on any difference; DIR is
+fixtures/ beside this file when not given.
 """
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -21,6 +24,8 @@ import rope
 import run
 import safetensors
 import toyconfig
+from judge import Case, Dump, Judge, Search
+from measure import Table
 from model import Model
 
 F32 = np.float32
@@ -32,7 +37,7 @@ def amax_classes():
     """bf16 amax values: every mantissa around each scale change, both ends."""
     codes = [0, 1, 2, 0x7F, 0x80, 0x81, 0x7F7F]
     for e in range(1, 255):
-        step = 1 if 95 <= e <= 150 else 16
+        step = 1 if 112 <= e <= 136 else 32
         codes += [(e << 7) | m for m in range(0, 128, step)]
         codes += [(e << 7) | m for m in (1, 63, 64, 65, 95, 96, 97, 127)]
     return quant.bf16_decode(np.unique(np.array(codes, np.uint16)))
@@ -131,19 +136,63 @@ def toy_rope():
 
 # ---------------------------------------------------------------- dumps
 
-def dumps(folder, out, source):
-    m = Model(folder)
-    rng = np.random.default_rng(13)
-    ids = rng.integers(0, m.cfg.vocab - 2, 70)
-    for mode in ("all", "ced"):
-        r = run.session(m, ids, mode)
-        path = os.path.join(out, "tiny-%s.safetensors" % mode)
+RUNS = (("tiny-all", 51, "all", True), ("tiny-ced", 45, "ced", True),
+        ("tiny-off", 33, "all", False))
+
+
+class Robust(Judge):
+    """Finds the positions that no legal rounding can move out of bounds."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.safe = {}
+
+    def done(self, job):
+        job.theirs["win"] = (np.ones(len(job.pos), bool), job.window)
+        self.safe[job.layer] = (job.pos, np.array(
+            [Search(job, i, False).robust() for i in range(len(job.pos))], np.uint8))
+
+
+def extras(m, r, judge):
+    """What a dump does not hold: all window rows, tails, robust positions."""
+    code, out = "U8" if m.q else "F32", []
+
+    def put(name, dtype, a, pos):
+        out.append((name, dtype, a))
+        out.append((name + ".pos", "I32", np.asarray(pos, np.int32)))
+    for l in range(m.cfg.layers):
+        put("win.%d.all" % l, code, r.layer[l][1]["win"], r.layer[l][0])
+    for s in range(m.cfg.stages):
+        put("win.%d.all" % (m.cfg.layers + s), code, r.stage[s][1], r.stage[s][0])
+    for s in m.cfg.kv_sources:
+        tail = r.layer[s][1].get("tail")
+        if tail is not None and len(r.ids) % m.cfg.ratio(s):
+            out.append(("tail.%d" % s, "F32", np.stack(tail).astype(F32)))
+    for l, (pos, safe) in (judge.safe if judge else {}).items():
+        put("safe.%d" % l, "U8", safe, pos)
+    return out
+
+
+def dumps(folder, out):
+    right = Model(folder)
+    for name, n, mode, quant_on in RUNS:
+        m = right.variant(quant_on=quant_on)
+        ids = np.random.default_rng([13, n]).integers(0, m.cfg.vocab - 2, n)
+        ids[20:23] = m.cfg.image_id
+        r, judge = run.session(m, ids, mode), None
+        path = os.path.join(out, name + ".safetensors")
         run.write_dump(path, m, r, mode)
+        if name == "tiny-all":
+            judge = Robust(m, Table(), Dump(path), Case(ids, mode))
+            judge.all()
+            if judge.t.over():
+                raise RuntimeError("%s: the oracle judges itself wrong" % name)
+        run.write_dump(path, m, r, mode, more=extras(m, r, judge))
 
 
 def write_set(folder, out):
     os.makedirs(out, exist_ok=True)
-    dumps(folder, out, folder)
+    dumps(folder, out)
     for name, tensors in (("quantizers", quantizer_tables()),
                           ("engram", engram_tables()), ("rope", rope_tables())):
         safetensors.write(os.path.join(out, name + ".safetensors"), tensors,
@@ -175,27 +224,36 @@ def differing(a, b):
     return ", ".join(n for n in a.names() if not np.array_equal(a.get(n), b.get(n)))
 
 
+def make_tiny(mkmodel, folder):
+    if mkmodel:
+        subprocess.run([mkmodel, "--config", "tiny", "--seed", "1", folder],
+                       check=True, stdout=subprocess.DEVNULL)
+    else:
+        make_model.make(toyconfig.tiny(), 1, folder)
+
+
 def main():
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
     p = argparse.ArgumentParser()
-    p.add_argument("--model")
+    p.add_argument("--model", help="a model folder made before")
+    p.add_argument("--mkmodel", help="program that makes the model")
     p.add_argument("--out")
-    p.add_argument("--check")
+    p.add_argument("--check", nargs="?", const=here)
     a = p.parse_args()
     if not (a.out or a.check):
-        p.error("--out DIR or --check DIR")
+        p.error("--out DIR or --check [DIR]")
     with tempfile.TemporaryDirectory(prefix="oracle-") as scratch:
-        folder = a.model
-        if not folder:
-            folder = os.path.join(scratch, "model")
-            make_model.make(toyconfig.tiny(), 1, folder)
+        folder = a.model or os.path.join(scratch, "model")
+        if not a.model:
+            make_tiny(a.mkmodel, folder)
         out = a.out or os.path.join(scratch, "set")
         write_set(folder, out)
+        total = sum(os.path.getsize(os.path.join(out, n)) for n in os.listdir(out))
+        print("%d bytes" % total)
         if a.check:
             bad = same_set(a.check, out)
             print("%d of the set differ" % bad)
             return 1 if bad else 0
-    total = sum(os.path.getsize(os.path.join(out, n)) for n in os.listdir(out))
-    print("%d bytes" % total)
     return 0
 
 

@@ -32,8 +32,6 @@ class Dump:
         return a
 
     def pos(self, name):
-        if name.endswith(".weight") and name + ".pos" not in self.f:
-            name = name[:-len(".weight")]
         p = self.f.get(name + ".pos")
         if len(p) > 1 and not (np.diff(p) > 0).all():
             raise ValueError(name + ".pos is not ascending")
@@ -193,11 +191,15 @@ class Judge:
             job = LayerJob(self, layer, topk, cands)
             out = job.judge()
             topk, cands = job.ctx.topk, job.ctx.candidates
+            self.done(job)
             if layer == c.first_decoder - 1:
                 topk = cands = None
             if layer in c.draft_targets:
                 self.taps.append(out["tap"])
         self.dec_pos = job.pos
+
+    def done(self, job):
+        """A layer is judged; for those who want more of it."""
 
     def inputs(self, layer, pos):
         if layer == 0:
@@ -511,7 +513,10 @@ class Search:
 
     def __init__(self, job, i, only_codes):
         self.job, self.only_codes = job, only_codes
-        self.part = np.arange(max(0, i - 1), i + 1)      # a pair ends at i
+        c, layer = job.m.cfg, job.layer
+        pair = (i > 0 and job.pos[i] % 2 and layer in c.kv_sources
+                and c.ratio(layer) == 2)                 # whose entry ends at i
+        self.part = np.arange(i - 1 if pair else i, i + 1)
         self.first = max(0, int(self.part[0]) - job.m.cfg.window)
         self.rows = [] if only_codes else job.other_rows(self.first, int(self.part[0]))
         self.batch = max(1, attend_step(job.m.cfg) // len(self.part))
@@ -521,6 +526,15 @@ class Search:
         best = self.far(out, 1)[0]
         return probe.explain(sites, best, self.distances, self.rows,
                              min(self.batch, 128))
+
+    def robust(self):
+        """True when no single legal change moves the position out of bounds."""
+        out, sites = probe.undecided(lambda: self.layer(1, ()))
+        moves = [([s], []) for s in sites] + [([], [r]) for r in range(len(self.rows))]
+        step = min(self.batch, 128)
+        return self.far(out, 1)[0] <= 1 and all(
+            (self.distances(moves[k:k + step]) <= 1).all()
+            for k in range(0, len(moves), step))
 
     def distances(self, tries):
         swaps = [(v, self.rows[r][0] + int(self.job.pos[0]), r)

@@ -36,7 +36,7 @@ def bf16_plain(x):
     x = np.ascontiguousarray(x, F32)
     u = x.view(np.uint32)
     y = ((u + (((u >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)).view(F32)
-    return y if np.isfinite(np.sum(y)) else bf16_decode(bf16_codes(x))
+    return bf16_decode(bf16_codes(x)) if np.isnan(x).any() else y
 
 
 def bf16_next(y, up):

@@ -197,8 +197,8 @@ def dump_tensors(m, r):
     return t
 
 
-def write_dump(path, m, r, mode, resume_at=None, replay=False):
+def write_dump(path, m, r, mode, resume_at=None, replay=False, more=()):
     meta = {"model": model_id(m.folder), "isa": "numpy", "family": "oracle",
             "prefill": mode, "chunk": 0, "resume_at": resume_at or 0,
             "replay": int(bool(replay)), "quant": "on" if m.q else "off"}
-    safetensors.write(path, dump_tensors(m, r), meta)
+    safetensors.write(path, dump_tensors(m, r) + list(more), meta)

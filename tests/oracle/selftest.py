@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+import cases
 import engram
 import make_model
 import quant
@@ -138,6 +139,18 @@ def constants():
           len(set(ids)) == 486 and len(set(make_model.toy_ids(8192))) == 8166)
 
 
+def prompts():
+    cfg = Config(toyconfig.tiny())
+    for seed in (1, 3):
+        for quant_on in (True, False):
+            runs = [c for i, ids in enumerate(cases.prompts(cfg, 20, seed))
+                    for c in cases.runs(cfg, ids, i, quant_on)]
+            left = cases.edges(cfg, runs)
+            check("20 prompts, seed %d, quant %s: every edge of 7.2 crossed%s" % (
+                seed, "on" if quant_on else "off", "".join("; not " + e for e in left)),
+                not left)
+
+
 class real_rope:
     """The fields that rope.py reads, with the real model's values."""
     rope_dim, theta, compress_theta = 64, 10000, 160000
@@ -210,6 +223,7 @@ def resume(m):
 
 def main():
     began = time.time()
+    prompts()
     formats()
     division_or_reciprocal()
     rows()
