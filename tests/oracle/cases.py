@@ -11,7 +11,7 @@ def lengths(cfg, count, rng):
     W, k = cfg.window, cfg.topk
     budget = cfg.cand_blocks * cfg.cand_size
     top = min(300, 3 * W + 60)
-    edges = [70, 2 * W + 1, 1, budget + 9, 2, W, 2 * k + 1, 17, top, W + 1, 31, 15,
+    edges = [70, top, 1, budget + 9, 2, W, 2 * k + 1, 17, 2 * W + 1, W + 1, 31, 15,
              budget, 32, W - 1, budget + 1, 33, k, 2 * k, k + 1, 16, 2 * W, 300,
              3 * W, 4 * W + 1, budget + cfg.cand_size, 2 * k + 2, 3, 4, 5, 8 * W + 2]
     out = []
@@ -62,7 +62,7 @@ def runs(cfg, ids, index, quant_on):
     if points:
         mode, replay = (("ced", False), ("all", True), ("ced", True), ("all", False))[
             (turn + turn // 4) % 4]
-        out.append(Case(ids, mode, chunk, points[(2 * index) % len(points)],
+        out.append(Case(ids, mode, chunk, points[(4 * index + 7) % len(points)],
                         replay, quant_on))
     return out
 

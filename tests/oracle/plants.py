@@ -34,30 +34,33 @@ def judged(m, wrong, case, folder, table):
     """A dump of the model `wrong`, judged by the right one."""
     cold = None
     if case.resume:
-        plain = Case(case.ids, case.mode)
+        plain = Case(case.ids, case.mode, quant_on=case.quant_on)
         cold = make_dump(wrong, plain, os.path.join(folder, "cold.safetensors"))
     dump = make_dump(wrong, case, os.path.join(folder, "plant.safetensors"))
     Judge(m, table, dump, case, None, cold).all()
 
 
-def run_cases(cfg, seed):
+def run_cases(cfg, seed, quant_on):
     """Long enough that more blocks exist than candidates are kept."""
     n = max(cfg.cand_blocks * cfg.cand_size + 40, 2 * cfg.window + 9)
     ids = cases.prompt(cfg, n, np.random.default_rng(seed), False)
-    return [Case(ids, "all"), Case(ids, "ced", resume=n // 2 + 1, replay=True)]
+    return [Case(ids, "all", quant_on=quant_on),
+            Case(ids, "ced", resume=n // 2 + 1, replay=True, quant_on=quant_on)]
 
 
-def run_plants(folder, names, seed, scratch):
-    right = Model(folder)
+def run_plants(folder, names, seed, scratch, quant_on=True):
+    right = Model(folder, quant_on)
     todo = list(PLANTS) if names == "all" else names.split(",")
+    if not quant_on:
+        todo = [n for n in todo if n != "group-16"]    # nothing is quantized
     found = 0
     clean = Table()
-    for case in run_cases(right.cfg, seed):
+    for case in run_cases(right.cfg, seed, quant_on):
         judged(right, right, case, scratch, clean)
     print("no plant: %d over bound" % clean.over())
     for name in todo:
         table = Table()
-        for case in run_cases(right.cfg, seed):
+        for case in run_cases(right.cfg, seed, quant_on):
             judged(right, right.variant(plants=[name]), case, scratch, table)
             if table.over():
                 break
