@@ -819,7 +819,7 @@ def model_failures():
         print("skipped: damaged models (mkmodel is not built)")
         return
     model = os.path.join(d.scratch(), "tiny")
-    done = subprocess.run([mkmodel, "--out", model], check=False, stdout=subprocess.PIPE,
+    done = subprocess.run([mkmodel, model], check=False, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     if not check(done.returncode == 0, f"mkmodel: {done.stdout!r}"):
         return

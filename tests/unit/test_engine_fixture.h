@@ -30,8 +30,8 @@ static inline void fixture_make(char dir[64], unsigned seed, const char *how)
     if (build == NULL) SKIP("CACHED_BUILD_ROOT is not set: run through meson test");
     (void)snprintf(dir, 64, "/tmp/eng-test-XXXXXX");
     EXPECT(mkdtemp(dir) != NULL);
-    (void)snprintf(command, sizeof(command), "'%s/tools/mkmodel' %s --seed %u --out %s >/dev/null",
-                   build, how, seed, dir);
+    (void)snprintf(command, sizeof(command), "'%s/tools/mkmodel' %s --seed %u %s >/dev/null", build,
+                   how, seed, dir);
     EXPECT_EQ_I64(system(command), 0);
 }
 
