@@ -94,7 +94,7 @@ static bool parse_isa(const char *text, enum eng_isa *ret_isa)
     return false;
 }
 
-static bool check_options(const struct model_run_options *options)
+static bool check_options(const struct model_run_options *options, uint64_t chunk)
 {
     if (options->tokens == NULL || options->dump == NULL) {
         ctl_error("%s is missing; `cachectl model run --help` says more",
@@ -103,6 +103,11 @@ static bool check_options(const struct model_run_options *options)
     }
     if (options->replay && !options->resumes) {
         ctl_error("--replay needs --resume-at N");
+        return false;
+    }
+    if (chunk > ENG_PASS_ROWS_MAX) {
+        ctl_error("--chunk must be at most %u, the most tokens of a pass; found %llu",
+                  ENG_PASS_ROWS_MAX, (unsigned long long)chunk);
         return false;
     }
     return true;
@@ -368,7 +373,7 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
         .spare_tokens = SPARE_TOKENS,
         .isa = options->isa,
         .threads = options->threads,
-        .pass_rows = KV_MIN(options->chunk, ENG_PASS_ROWS_MAX),
+        .pass_rows = options->chunk,
         .quant_off = options->quant_off,
         .prefill_all = options->prefill_all,
     };
@@ -421,9 +426,9 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.dir = argv[0];
     options.resumes = resume_at != NOT_GIVEN;
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
-    options.chunk = (uint32_t)KV_MIN(chunk, KV_PROMPT_TOKENS_MAX);
+    options.chunk = (uint32_t)KV_MIN(chunk, ENG_PASS_ROWS_MAX);
     options.threads = (uint32_t)KV_MIN(threads, 1024);
-    if (!check_options(&options) ||
+    if (!check_options(&options, chunk) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
         !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
         !parse_isa(isa_text, &options.isa))
