@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "kvstore/format/page.h"
 #include "tests/harness.h"
+#include "tests/unit/engine_steps.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -133,9 +134,7 @@ static inline void rig_replay(struct rig *rig, const uint32_t *ids, uint32_t fro
                               uint32_t chunk)
 {
     eng_prefill_begin(rig->session, ids, from, to);
-    while (eng_prefill_left(rig->session) > 0)
-        eng_prefill_chunk(rig->session, chunk);
-    eng_prefill_end(rig->session);
+    steps_all(rig->session, chunk);
 }
 
 static inline void rig_prefill(struct rig *rig, const uint32_t *ids, uint32_t to)

@@ -206,24 +206,35 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/* The next pass: the decoder follows the encoder at once with --prefill all, else it comes after.
+ */
+static struct eng_piece next_piece(const struct runner *runner, struct eng_run_left left)
+{
+    const uint32_t max = eng_model_pass_rows(runner->model);
+    const uint32_t encode = KV_MIN(left.encode, max);
+    const uint32_t encoded = encode > 0 ? encode : max;
+    const uint32_t decode = runner->options->prefill_all || left.encode == 0 ? encoded : 0;
+    return (struct eng_piece){
+        .session = runner->session, .encode = encode, .decode = KV_MIN(left.decode, decode)};
+}
+
 static void prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
 {
-    const uint32_t given = runner->options->chunk;
-    const uint32_t chunk = given > 0 ? given : eng_model_pass_rows(runner->model);
     const uint64_t begin = now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
+    struct eng_run_left left;
 
     eng_prefill_begin(runner->session, runner->ids, from, to);
-    for (uint32_t left = to - from; left > 0; left = eng_prefill_left(runner->session)) {
-        eng_prefill_chunk(runner->session, chunk);
+    while (left = eng_run_left(runner->session), left.encode > 0 || left.decode > 0) {
+        const struct eng_piece piece = next_piece(runner, left);
+        eng_pass(runner->model, &piece, 1);
         const uint64_t now = now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
         ctl_say(runner->ctl, "%s: %u of %u tokens, %llu s", what,
-                to - from - eng_prefill_left(runner->session), to - from,
+                to - from - left.encode + piece.encode, to - from,
                 (unsigned long long)(now - begin) / 1000);
     }
-    eng_prefill_end(runner->session);
 }
 
 /* Runs [0, resume_at), then a fresh session stands there: from its image, or with rows alone. */
@@ -312,8 +323,7 @@ static kv_status open_dump(const struct runner *runner, struct run_tensors *tens
     const struct model_run_options *options = runner->options;
     char chunk[16], resume_at[16] = "";
 
-    (void)snprintf(chunk, sizeof(chunk), "%u",
-                   options->chunk > 0 ? options->chunk : eng_model_pass_rows(runner->model));
+    (void)snprintf(chunk, sizeof(chunk), "%u", eng_model_pass_rows(runner->model));
     if (options->resumes) (void)snprintf(resume_at, sizeof(resume_at), "%u", options->resume_at);
     const char *const meta[][2] = {
         {"model", eng_model_name(runner->model)},
