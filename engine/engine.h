@@ -176,13 +176,6 @@ bool eng_run_abort(struct eng_session *session);
  * (1..n).  The session then is as if only these had been run, with the logits after the last. */
 void eng_verify_keep(struct eng_session *session, uint32_t kept);
 
-/* A prefill as steps of one session alone: begin, chunk while left > 0, end.  The run ends in
- * end(). */
-uint32_t eng_prefill_left(const struct eng_session *session);
-void eng_prefill_chunk(struct eng_session *session, uint32_t count_max);
-void eng_prefill_end(struct eng_session *session);
-bool eng_prefill_abort(struct eng_session *session);
-
 bool eng_session_has_logits(const struct eng_session *session);
 /* layout.vocab_tokens values; valid while has_logits. */
 const float *eng_session_logits(const struct eng_session *session);
@@ -221,6 +214,3 @@ void eng_draft(struct eng_model *model, const struct eng_draft_item *items, uint
 /* Notes a sampled (or forced), not yet processed token; it travels in the image. */
 void eng_session_set_pending(struct eng_session *session, uint32_t token);
 void eng_session_clear_pending(struct eng_session *session);
-
-/* A tokens run of one token, at once. */
-void eng_decode_token(struct eng_session *session, uint32_t token);

@@ -23,19 +23,18 @@ static void print_usage(FILE *out)
 {
     (void)fprintf(
         out,
-        "usage: mkmodel [--config NAME|FILE.json] [--seed N] [--shards N] [--bigram] DIR\n"
+        "usage: mkmodel [--config tiny|small|v41-flash|FILE] [--seed N] [--shards N] [--bigram]\n"
+        "               [--plain] DIR\n"
         "\n"
         "Writes a model with random weights to DIR: config.json, model.safetensors (or shards\n"
-        "and their index) and, with Engram, engram_ids.bin.\n"
+        "and their index) and, with Engram, engram_ids.bin.  A model already in DIR is replaced.\n"
         "\n"
-        "  --config NAME|FILE  tiny, small, v41-flash, or a config.json (default: tiny, plain)\n"
+        "  --config NAME|FILE  a name, or a config.json (default: tiny)\n"
         "  --seed N            same seed, same bytes (default 1)\n"
         "  --shards N          as N files with model.safetensors.index.json (default 1)\n"
         "  --bigram            weights that know which token follows which: the next higher\n"
         "                      ordinary id, after the last the first; drafts are right\n"
         "  --plain             without Engram and drafting\n"
-        "  --out DIR           the same as DIR\n"
-        "  --model tiny        the same as --config tiny --plain\n"
         "  --help              this text\n"
         "\n"
         "exit code: 0 done, 1 failed, 2 wrong usage\n");
@@ -192,12 +191,10 @@ int main(int argc, char **argv)
         {"shards", required_argument, NULL, 'n'},
         {"bigram", no_argument, NULL, 'b'},
         {"plain", no_argument, NULL, 'p'},
-        {"out", required_argument, NULL, 'o'},
-        {"model", required_argument, NULL, 'm'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
-    struct choice choice = {.config = NULL, .seed = 1, .shards = 1};
+    struct choice choice = {.config = "tiny", .seed = 1, .shards = 1};
     int option;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -213,12 +210,6 @@ int main(int argc, char **argv)
             choice.bigram = true;
         } else if (option == 'p') {
             choice.plain = true;
-        } else if (option == 'o') {
-            choice.dir = optarg;
-        } else if (option == 'm') {
-            if (strcmp(optarg, "tiny") != 0)
-                return usage_error("--model must be tiny, found ", optarg);
-            choice.plain = true;
         } else if (option == 'h') {
             print_usage(stdout);
             return EXIT_SUCCESS;
@@ -227,11 +218,8 @@ int main(int argc, char **argv)
             return EXIT_USAGE;
         }
     }
-    if (choice.dir == NULL && optind < argc) choice.dir = argv[optind++];
+    if (optind < argc) choice.dir = argv[optind++];
     if (optind < argc) return usage_error("unexpected argument ", argv[optind]);
     if (choice.dir == NULL) return usage_error("the directory is missing", "");
-    /* Without a config: what the engine's first tests and the quickstart run on. */
-    if (choice.config == NULL) choice.plain = true;
-    if (choice.config == NULL) choice.config = "tiny";
     return make(&choice);
 }

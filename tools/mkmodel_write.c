@@ -2,16 +2,21 @@
  * Writes the directory of a model: shards, index, compressed ids, config.
  *
  * A header says where each tensor will stand, so it is written first, from the same list the engine
- * reads by; the data follow strip by strip at their offsets.  Every file is written beside its
- * place and renamed, config.json last, so that a reader never sees half a model.  Files of the
- * other form (single or sharded) that an earlier run left are removed.
+ * reads by; the data follow strip by strip at their offsets.
+ *
+ * What an earlier run left in the directory is removed first, its config.json before all else, and
+ * the new config.json comes last.  Without one nothing opens the directory, so a reader never sees
+ * half a model, nor one made of two; after a failure there is none.  Every file is written beside
+ * its place and renamed.
  */
 
 #include "kvstore/base/bytes.h"
 #include "tools/mkmodel.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -211,11 +216,8 @@ static bool write_index(const struct writer *writer)
 {
     const struct plan *plan = writer->plan;
     struct text text = {0};
-    char line[256], name[64], stale[PATH_BYTES];
+    char line[256], name[64];
 
-    (void)snprintf(stale, sizeof(stale), "%s/%s", plan->dir,
-                   plan->shards == 1 ? "model.safetensors.index.json" : "model.safetensors");
-    if (unlink(stale) != 0 && errno != ENOENT) return complain(stale);
     if (plan->shards == 1) return true;
     (void)snprintf(line, sizeof(line), "{\n  \"metadata\": {\"total_size\": %llu},\n",
                    (unsigned long long)writer->total_bytes);
@@ -253,6 +255,47 @@ static bool write_ids(const struct plan *plan)
     return ok;
 }
 
+static bool remove_file(const char *dir, const char *name)
+{
+    char path[PATH_BYTES];
+    const int length = snprintf(path, sizeof(path), "%s/%s", dir, name);
+
+    if (length >= 0 && (size_t)length < sizeof(path)) {
+        if (unlink(path) == 0 || errno == ENOENT) return true;
+    } else {
+        errno = ENAMETOOLONG;
+    }
+    return complain(path);
+}
+
+static bool is_of_model(const char *name)
+{
+    static const char *const patterns[] = {
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "model-[0-9]*-of-[0-9]*.safetensors",
+        "engram_ids.bin",
+    };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(patterns); i++)
+        if (fnmatch(patterns[i], name, 0) == 0) return true;
+    return false;
+}
+
+static bool remove_earlier(const char *dir)
+{
+    const struct dirent *entry;
+    bool ok = remove_file(dir, "config.json");
+
+    if (!ok) return false;
+    DIR *entries = opendir(dir);
+    if (entries == NULL) return complain(dir);
+    while (ok && (errno = 0, entry = readdir(entries)) != NULL)
+        if (is_of_model(entry->d_name)) ok = remove_file(dir, entry->d_name);
+    if (ok && errno != 0) ok = complain(dir);
+    (void)closedir(entries);
+    return ok;
+}
+
 int write_model(const struct plan *plan)
 {
     const size_t count = eng_tensors_count(plan->config);
@@ -266,6 +309,7 @@ int write_model(const struct plan *plan)
 
     if (!ok) (void)fprintf(stderr, "mkmodel: out of memory\n");
     if (ok && mkdir(plan->dir, 0755) != 0 && errno != EEXIST) ok = complain(plan->dir);
+    ok = ok && remove_earlier(plan->dir);
     if (ok) {
         (void)eng_tensors_each(plan->config, collect, &writer);
         place_tensors(&writer);

@@ -818,7 +818,7 @@ def model_failures():
     if not check(mkmodel is not None, "mkmodel is built: damaged models come from it"):
         return
     model = os.path.join(d.scratch(), "tiny")
-    done = subprocess.run([mkmodel, "--out", model], check=False, stdout=subprocess.PIPE,
+    done = subprocess.run([mkmodel, model], check=False, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     if not check(done.returncode == 0, f"mkmodel: {done.stdout!r}"):
         return

@@ -387,6 +387,27 @@ def test_good(models):
     d.equal(verify(copy).returncode, 0, "vision tensors are passed over")
 
 
+def test_made_again():
+    """Into a directory with another model: nothing of that one stays; what fails leaves no model."""
+    directory = os.path.join(d.scratch(), "again")
+    for options in (("--shards", "4"), ("--shards", "2"), ("--plain",), ("--shards", "3"), ()):
+        fresh = make(os.path.join(d.scratch(), "fresh"), *options)
+        make(directory, *options)
+        d.equal(sorted(os.listdir(directory)), sorted(os.listdir(fresh)), f"files of {options}")
+        d.equal(verify(directory).stdout, verify(fresh).stdout, f"model of {options}")
+    make(directory, "--shards", "2")
+    blocked = os.path.join(directory, "model-00002-of-00003.safetensors.tmp")
+    os.mkdir(blocked)
+    done = subprocess.run([MKMODEL, "--shards", "3", directory], capture_output=True, text=True,
+                          check=False)
+    d.equal((done.returncode, done.stderr),
+            (1, f"mkmodel: {blocked}: Is a directory\n"), "a shard that cannot be written")
+    d.check(not os.path.exists(os.path.join(directory, CONFIG)), "no config.json of the earlier run")
+    for wrong in ((), ("--out", directory), ("--model", "tiny", directory), (directory, "more")):
+        d.equal(subprocess.run([MKMODEL, *wrong], capture_output=True, check=False).returncode, 2,
+                f"mkmodel {wrong}")
+
+
 def test_table(models):
     daemons = 0
     runs = {base: daemon_runs(models[base]) for base in models}
@@ -507,6 +528,7 @@ def main():
         "shards": make(os.path.join(root, "shards"), "--config", "tiny", "--shards", "3"),
     }
     test_good(models)
+    test_made_again()
     test_table(models)
     test_shrinks(models)
     test_flips(models)

@@ -237,7 +237,7 @@ def run_values(runs):
     equal(whole.values("tokens"), ids, "tokens")
     equal(whole.meta["prefill"], "ced", "meta")
     equal(whole.meta["model"], "tiny", "meta")
-    for chunk in ("1", "7", "16", "17", "64", "100000"):
+    for chunk in ("1", "7", "16", "17", "64", "4096"):
         expect_equal(runs.dump("--chunk", chunk), whole, "chunk " + chunk)
     expect_equal(runs.dump("--threads", "1"), whole, "one thread")
     run_instruction_sets(runs)
@@ -304,6 +304,8 @@ def run_refused(runs, ids):
         (bytes(16), ("--quant", "maybe"), 2, "--quant takes on or off"),
         (bytes(16), ("--isa", "mmx"), 2, "--isa takes"),
         (bytes(16), ("--chunk", "x"), 2, "--chunk takes N"),
+        (bytes(16), ("--chunk", "4097"), 2,
+         "--chunk must be at most 4096, the most tokens of a pass; found 4097"),
     ]
     for data, flags, code, text in cases:
         with open(odd, "wb") as file:

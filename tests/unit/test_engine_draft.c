@@ -109,13 +109,13 @@ static void test_resume(struct rig *a, struct rig *b)
         rig_reset(a);
         rig_prefill(a, ids, at > 8 ? at - 5 : at);
         for (uint32_t p = rig_tokens(a); p < at; p++)
-            eng_decode_token(a->session, ids[p]);
+            steps_token(a->session, ids[p]);
         rig_export(a);
         rig_restore(b, a, ids, at);
         expect_same_drafts(a, b, ids[at]);
         for (uint32_t p = at; p < at + 3; p++) {
-            eng_decode_token(a->session, ids[p]);
-            eng_decode_token(b->session, ids[p]);
+            steps_token(a->session, ids[p]);
+            steps_token(b->session, ids[p]);
             expect_same_drafts(a, b, ids[p + 1]);
         }
         expect_same(a, b);
@@ -150,7 +150,7 @@ static void test_rejection(struct rig *a, struct rig *b)
                     tokens[i] = i < kept ? ids[start + i] : 499 - ids[start + i];
                 verify(a, tokens, count, kept);
                 for (uint32_t i = 0; i < kept; i++)
-                    eng_decode_token(b->session, ids[start + i]);
+                    steps_token(b->session, ids[start + i]);
                 expect_same(a, b);
                 expect_same_drafts(a, b, ids[start + kept]);
             }
@@ -209,7 +209,7 @@ static void test_output(struct rig *a, struct rig *b)
         (void)decode_drafted(a, &sampling, 1, COUNT, drafted);
         for (uint32_t i = 0; i < COUNT; i++) {
             plain[i] = eng_session_sample(b->session, &sampling);
-            eng_decode_token(b->session, plain[i]);
+            steps_token(b->session, plain[i]);
         }
         EXPECT_EQ_MEM(drafted, plain, sizeof(plain));
     }

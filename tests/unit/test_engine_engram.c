@@ -104,7 +104,7 @@ static void test_moves(struct rig *a, struct rig *b)
         rig_export(a);
         rig_restore(b, a, watch.tokens, at);
         for (uint32_t i = 0; i < 5; i++)
-            eng_decode_token(b->session, watch.tokens[at + i]);
+            steps_token(b->session, watch.tokens[at + i]);
         expect_seen(5);
         rig_prefill(b, watch.tokens, at + 30);
         expect_seen(25);

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "kvstore/format/page.h"
 #include "tests/harness.h"
+#include "tests/unit/engine_steps.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +31,8 @@ static inline void fixture_make(char dir[64], unsigned seed, const char *how)
     if (build == NULL) SKIP("CACHED_BUILD_ROOT is not set: run through meson test");
     (void)snprintf(dir, 64, "/tmp/eng-test-XXXXXX");
     EXPECT(mkdtemp(dir) != NULL);
-    (void)snprintf(command, sizeof(command), "'%s/tools/mkmodel' %s --seed %u --out %s >/dev/null",
-                   build, how, seed, dir);
+    (void)snprintf(command, sizeof(command), "'%s/tools/mkmodel' %s --seed %u %s >/dev/null", build,
+                   how, seed, dir);
     EXPECT_EQ_I64(system(command), 0);
 }
 
@@ -133,9 +134,7 @@ static inline void rig_replay(struct rig *rig, const uint32_t *ids, uint32_t fro
                               uint32_t chunk)
 {
     eng_prefill_begin(rig->session, ids, from, to);
-    while (eng_prefill_left(rig->session) > 0)
-        eng_prefill_chunk(rig->session, chunk);
-    eng_prefill_end(rig->session);
+    steps_all(rig->session, chunk);
 }
 
 static inline void rig_prefill(struct rig *rig, const uint32_t *ids, uint32_t to)

@@ -37,16 +37,16 @@ static void expect_same_futures(struct rig *a, struct rig *b, struct rig *c, str
             const struct eng_sampling greedy = {0};
             const uint32_t token = eng_session_sample(c->session, &greedy);
             EXPECT_EQ_U32(eng_session_sample(d->session, &greedy), token);
-            eng_decode_token(c->session, token);
-            eng_decode_token(d->session, token);
+            steps_token(c->session, token);
+            steps_token(d->session, token);
         }
         expect_same(c, d);
     }
     rig_copy(c, a);
     rig_copy(d, b);
     for (uint32_t n = 0; n < 4; n++) {
-        eng_decode_token(c->session, ids[300 + n]);
-        eng_decode_token(d->session, ids[300 + n]);
+        steps_token(c->session, ids[300 + n]);
+        steps_token(d->session, ids[300 + n]);
         expect_same(c, d);
     }
 }
@@ -75,7 +75,7 @@ static void test_restored_is_live_later(struct rig *a, struct rig *b, struct rig
     for (size_t i = 0; i < sizeof(stops) / sizeof(*stops); i++) {
         rig_prefill(a, ids, stops[i]);
         for (uint32_t n = 0; n < i; n++)
-            eng_decode_token(a->session, ids[rig_tokens(a)]);
+            steps_token(a->session, ids[rig_tokens(a)]);
         rig_export(a);
         rig_restore(b, a, ids, rig_tokens(a));
         expect_same_futures(a, b, c, d);
@@ -90,7 +90,7 @@ static void test_cut_restored_is_live(struct rig *a, struct rig *b, struct rig *
             rig_reset(a);
             rig_prefill(a, ids, ends[e] - 5);
             for (uint32_t n = 0; n < 5; n++)
-                eng_decode_token(a->session, ids[rig_tokens(a)]);
+                steps_token(a->session, ids[rig_tokens(a)]);
             rig_export(a);
             if (back > ends[e]) continue;
             const uint32_t cut = kv_image_cut(a->layout, &a->state, ends[e] - back);
@@ -133,7 +133,7 @@ static void test_decode_makes_the_rows_of_prefill(struct rig *a, struct rig *b)
     rig_prefill(a, ids, 140);
     rig_prefill(b, ids, 90);
     while (rig_tokens(b) < 140)
-        eng_decode_token(b->session, ids[rig_tokens(b)]);
+        steps_token(b->session, ids[rig_tokens(b)]);
     expect_same_rows(a, b, 140);
     rig_export(a);
     rig_export(b);
@@ -154,7 +154,7 @@ static void test_pending(struct rig *a, struct rig *b)
     EXPECT_EQ_U32(eng_session_state(b->session).pending, 77);
     rig_restore(b, a, ids, 32);
     EXPECT(!eng_session_state(b->session).has_pending);
-    eng_decode_token(a->session, 77);
+    steps_token(a->session, 77);
     EXPECT(!eng_session_state(a->session).has_pending);
     eng_session_set_pending(a->session, 5);
     eng_session_clear_pending(a->session);
@@ -187,10 +187,10 @@ static void test_abort(struct rig *a, struct rig *b, struct rig *c, struct rig *
             rig_prefill(a, ids, at);
             rig_copy(b, a);
             eng_prefill_begin(b->session, ids, at, at + 60);
-            if (done > 0) eng_prefill_chunk(b->session, done);
-            const bool kept = eng_prefill_abort(b->session);
+            if (done > 0) steps_chunk(b->session, done);
+            const bool kept = eng_run_abort(b->session);
             EXPECT(kept || done > RIG_SPARE);
-            EXPECT_EQ_U32(eng_prefill_left(b->session), 0);
+            EXPECT_EQ_U32(eng_run_left(b->session).encode, 0);
             if (!kept) continue;
             EXPECT(eng_session_has_logits(b->session));
             EXPECT_EQ_U32(rig_tokens(b), at);

@@ -51,7 +51,7 @@ static void test_every_window_row_is_checked(struct rig *a, struct rig *b)
     rig_reset(a);
     rig_prefill(a, ids, 33);
     while (rig_tokens(a) < 101)
-        eng_decode_token(a->session, ids[rig_tokens(a)]);
+        steps_token(a->session, ids[rig_tokens(a)]);
     rig_export(a);
     load_rows(b, a);
     EXPECT_EQ_U64(wrong_after_import(b, a), 0);

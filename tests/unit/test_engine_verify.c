@@ -31,7 +31,7 @@ static void test_each_token_has_logits(struct rig *a, struct rig *b)
         rig_prefill(b, ids, at);
         run_tokens(a, ids + at, 5);
         for (uint32_t i = 0; i < 5; i++) {
-            eng_decode_token(b->session, ids[at + i]);
+            steps_token(b->session, ids[at + i]);
             EXPECT_EQ_MEM(eng_session_logits_at(a->session, i), eng_session_logits(b->session),
                           bytes);
             EXPECT_EQ_U32(eng_session_sample_at(a->session, i, &sampling),
@@ -62,7 +62,7 @@ static void test_keep(struct rig *a, struct rig *b)
                 eng_verify_keep(a->session, kept);
                 EXPECT_EQ_U32(rig_tokens(a), start + kept);
                 for (uint32_t i = 0; i < kept; i++)
-                    eng_decode_token(b->session, ids[start + i]);
+                    steps_token(b->session, ids[start + i]);
                 expect_same(a, b);
             }
             rig_prefill(a, ids, rig_tokens(a) + 21);
@@ -81,7 +81,7 @@ static void test_kept_can_be_cut(struct rig *a, struct rig *b)
         run_tokens(a, ids + 70, 8);
         eng_verify_keep(a->session, kept);
         for (uint32_t i = 0; i < kept; i++)
-            eng_decode_token(b->session, ids[70 + i]);
+            steps_token(b->session, ids[70 + i]);
         rig_export(a);
         const uint32_t cut = kv_image_cut(a->layout, &a->state, 70 + kept - RIG_SPARE + 1);
         EXPECT(cut > 0);

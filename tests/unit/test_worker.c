@@ -67,7 +67,7 @@ static void decode_by_hand(struct bench *bench, struct eng_session *session, con
 {
     for (uint32_t i = 0; i < count; i++) {
         const struct kv_image_state state = eng_session_state(session);
-        if (state.has_pending) eng_decode_token(session, state.pending);
+        if (state.has_pending) steps_token(session, state.pending);
         crcs[i] = logits_crc(bench, session);
         tokens[i] = eng_session_sample(session, &run->job.sampling);
         eng_session_set_pending(session, tokens[i]);

@@ -14,6 +14,7 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/thread.h"
 #include "tests/harness.h"
+#include "tests/unit/engine_steps.h"
 
 enum { SLOTS = 3, CHUNK = 8, TOKENS_MAX = 1024, DECODE_MAX = 64 };
 
@@ -178,9 +179,7 @@ static inline void by_hand(struct eng_session *session, const uint32_t *ids, uin
                            uint32_t to)
 {
     eng_prefill_begin(session, ids, from, to);
-    while (eng_prefill_left(session) > 0)
-        eng_prefill_chunk(session, UINT32_MAX);
-    eng_prefill_end(session);
+    steps_all(session, UINT32_MAX);
 }
 
 static inline void expect_same_image(const struct bench *bench, const struct eng_session *session,

@@ -94,7 +94,7 @@ static bool parse_isa(const char *text, enum eng_isa *ret_isa)
     return false;
 }
 
-static bool check_options(const struct model_run_options *options)
+static bool check_options(const struct model_run_options *options, uint64_t chunk)
 {
     if (options->tokens == NULL || options->dump == NULL) {
         ctl_error("%s is missing; `cachectl model run --help` says more",
@@ -103,6 +103,11 @@ static bool check_options(const struct model_run_options *options)
     }
     if (options->replay && !options->resumes) {
         ctl_error("--replay needs --resume-at N");
+        return false;
+    }
+    if (chunk > ENG_PASS_ROWS_MAX) {
+        ctl_error("--chunk must be at most %u, the most tokens of a pass; found %llu",
+                  ENG_PASS_ROWS_MAX, (unsigned long long)chunk);
         return false;
     }
     return true;
@@ -201,24 +206,35 @@ static uint64_t now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/* The next pass: the decoder follows the encoder at once with --prefill all, else it comes after.
+ */
+static struct eng_piece next_piece(const struct runner *runner, struct eng_run_left left)
+{
+    const uint32_t max = eng_model_pass_rows(runner->model);
+    const uint32_t encode = KV_MIN(left.encode, max);
+    const uint32_t encoded = encode > 0 ? encode : max;
+    const uint32_t decode = runner->options->prefill_all || left.encode == 0 ? encoded : 0;
+    return (struct eng_piece){
+        .session = runner->session, .encode = encode, .decode = KV_MIN(left.decode, decode)};
+}
+
 static void prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
 {
-    const uint32_t given = runner->options->chunk;
-    const uint32_t chunk = given > 0 ? given : eng_model_pass_rows(runner->model);
     const uint64_t begin = now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
+    struct eng_run_left left;
 
     eng_prefill_begin(runner->session, runner->ids, from, to);
-    for (uint32_t left = to - from; left > 0; left = eng_prefill_left(runner->session)) {
-        eng_prefill_chunk(runner->session, chunk);
+    while (left = eng_run_left(runner->session), left.encode > 0 || left.decode > 0) {
+        const struct eng_piece piece = next_piece(runner, left);
+        eng_pass(runner->model, &piece, 1);
         const uint64_t now = now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
         ctl_say(runner->ctl, "%s: %u of %u tokens, %llu s", what,
-                to - from - eng_prefill_left(runner->session), to - from,
+                to - from - left.encode + piece.encode, to - from,
                 (unsigned long long)(now - begin) / 1000);
     }
-    eng_prefill_end(runner->session);
 }
 
 /* Runs [0, resume_at), then a fresh session stands there: from its image, or with rows alone. */
@@ -307,8 +323,7 @@ static kv_status open_dump(const struct runner *runner, struct run_tensors *tens
     const struct model_run_options *options = runner->options;
     char chunk[16], resume_at[16] = "";
 
-    (void)snprintf(chunk, sizeof(chunk), "%u",
-                   options->chunk > 0 ? options->chunk : eng_model_pass_rows(runner->model));
+    (void)snprintf(chunk, sizeof(chunk), "%u", eng_model_pass_rows(runner->model));
     if (options->resumes) (void)snprintf(resume_at, sizeof(resume_at), "%u", options->resume_at);
     const char *const meta[][2] = {
         {"model", eng_model_name(runner->model)},
@@ -368,7 +383,7 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
         .spare_tokens = SPARE_TOKENS,
         .isa = options->isa,
         .threads = options->threads,
-        .pass_rows = KV_MIN(options->chunk, ENG_PASS_ROWS_MAX),
+        .pass_rows = options->chunk,
         .quant_off = options->quant_off,
         .prefill_all = options->prefill_all,
     };
@@ -421,9 +436,9 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.dir = argv[0];
     options.resumes = resume_at != NOT_GIVEN;
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
-    options.chunk = (uint32_t)KV_MIN(chunk, KV_PROMPT_TOKENS_MAX);
+    options.chunk = (uint32_t)KV_MIN(chunk, ENG_PASS_ROWS_MAX);
     options.threads = (uint32_t)KV_MIN(threads, 1024);
-    if (!check_options(&options) ||
+    if (!check_options(&options, chunk) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
         !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
         !parse_isa(isa_text, &options.isa))

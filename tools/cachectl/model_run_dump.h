@@ -4,7 +4,8 @@
  * A safetensors file whose tensors are all known before the first byte is computed, filled in
  * place.
  *
- *   model_dump_init; model_dump_add ...; model_dump_open; model_dump_data ...; model_dump_close
+ *   model_dump_init; model_dump_add ...; model_dump_open; model_dump_data ...;
+ *   model_dump_finish; model_dump_fini
  *
  * The file grows under PATH.part and gets its name when it is complete; its space is reserved at
  * open, so a full disk is an error there and not a signal later.  Owned by: one thread.
@@ -39,8 +40,8 @@ struct model_dump {
 
 void model_dump_init(struct model_dump *dump);
 
-/* Another tensor of 1 to 3 dimensions (0 ends the shape early; a first dimension of 0 is an empty
- * tensor).  Returns its index; KV_NOMEM shows at open. */
+/* Another tensor of `rank` 1 to 3; shape has that many dimensions, and one of 0 makes it empty.
+ * Returns its index; no memory for it shows at open, as KV_NOMEM. */
 size_t model_dump_add(struct model_dump *dump, const char *name, enum model_dump_type type,
                       uint32_t rank, const uint64_t *shape);
 

@@ -1,19 +1,15 @@
-/*
- * Runs of one session alone, in the form that needs no thought about passes.
- */
+#pragma once
+
+/* Runs of one session alone, in the form that needs no thought about passes: eng_prefill_begin(),
+ * steps_chunk() while the encoder has something left, steps_end(). */
 
 #include "engine/backend/backend.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
 
-uint32_t eng_prefill_left(const struct eng_session *session)
-{
-    return eng_run_left(session).encode;
-}
-
-/* The last decoder row is left for end(), so that the run ends there and not before. */
-void eng_prefill_chunk(struct eng_session *session, uint32_t count_max)
+/* The last decoder row is left for steps_end(), so that the run ends there and not before. */
+static inline void steps_chunk(struct eng_session *session, uint32_t count_max)
 {
     struct eng_model *model = session->model;
     assert(session->run.active);
@@ -29,7 +25,7 @@ void eng_prefill_chunk(struct eng_session *session, uint32_t count_max)
     }
 }
 
-void eng_prefill_end(struct eng_session *session)
+static inline void steps_end(struct eng_session *session)
 {
     struct eng_model *model = session->model;
     assert(session->run.active);
@@ -41,12 +37,16 @@ void eng_prefill_end(struct eng_session *session)
     }
 }
 
-bool eng_prefill_abort(struct eng_session *session)
+/* All of them: a begun prefill, in chunks of `chunk` tokens. */
+static inline void steps_all(struct eng_session *session, uint32_t chunk)
 {
-    return eng_run_abort(session);
+    while (eng_run_left(session).encode > 0)
+        steps_chunk(session, chunk);
+    steps_end(session);
 }
 
-void eng_decode_token(struct eng_session *session, uint32_t token)
+/* A tokens run of one token, at once. */
+static inline void steps_token(struct eng_session *session, uint32_t token)
 {
     eng_tokens_begin(session, &token, 1);
     eng_pass(session->model, &(struct eng_piece){.session = session, .encode = 1, .decode = 1}, 1);
