@@ -15,6 +15,7 @@
 
 #include "cached/config_value.h"
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
 
 #include <arpa/inet.h>
 #include <assert.h>
@@ -301,7 +302,7 @@ uint32_t config_pass_rows(const struct cached_config *config)
     if (config->engine_pass_rows > 0) return (uint32_t)config->engine_pass_rows;
     /* A chunk, and as much again for decoding sessions, their drafts and other users. */
     const uint64_t rows = KV_MAX(2 * config->engine_chunk_tokens, (uint64_t)SMALLEST);
-    return (uint32_t)KV_MIN(rows, (uint64_t)CONFIG_PASS_ROWS_MAX);
+    return (uint32_t)KV_MIN(rows, (uint64_t)KV_PASS_ROWS_MAX);
 }
 
 kv_status config_check(const struct cached_config *config, struct kv_error *err)

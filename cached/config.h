@@ -14,7 +14,6 @@
 
 #define CONFIG_TEXT_MAX 256u
 #define CONFIG_FILE_BYTES_MAX (1u << 20)
-#define CONFIG_PASS_ROWS_MAX 4096u /* ENG_PASS_ROWS_MAX */
 
 /* Numbers of the choices, in the order the schema lists them. */
 enum config_backend { CONFIG_BACKEND_CPU, CONFIG_BACKEND_SYNTHETIC };

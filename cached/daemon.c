@@ -44,7 +44,6 @@ _Static_assert((int)CONFIG_ISA_AMX == (int)ENG_ISA_AMX, "choices of engine.isa")
 _Static_assert((int)CONFIG_ISA_PORTABLE == (int)ENG_ISA_PORTABLE, "choices of engine.isa");
 _Static_assert((int)CONFIG_DRAFT_OFF == (int)WORKER_DRAFT_OFF, "choices of engine.draft");
 _Static_assert((int)CONFIG_DRAFT_ON == (int)WORKER_DRAFT_ON, "choices of engine.draft");
-_Static_assert(CONFIG_PASS_ROWS_MAX == ENG_PASS_ROWS_MAX, "range of engine.pass_rows");
 
 struct daemon {
     const struct cached_config *config;

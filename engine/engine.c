@@ -10,12 +10,16 @@
 #include "engine/engine.h"
 
 #include "engine/backend/backend.h"
+#include "engine/backend/kernels/pool.h"
 #include "engine/model/checkpoint.h"
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+_Static_assert(KV_ENGINE_THREADS_MAX == ENG_POOL_THREADS_MAX,
+               "what the pool takes is refused above");
 
 static const char layout_version[] = "layout 1; ties: larger score, then smaller index";
 
@@ -64,6 +68,9 @@ static kv_status read_options(struct eng_model *model, const struct eng_options 
     if (model->pass_rows > ENG_PASS_ROWS_MAX)
         return KV_FAIL(err, KV_INVALID, "pass_rows: at most %u, found %u", ENG_PASS_ROWS_MAX,
                        model->pass_rows);
+    if (model->threads > KV_ENGINE_THREADS_MAX)
+        return KV_FAIL(err, KV_INVALID, "threads: at most %u, found %u", KV_ENGINE_THREADS_MAX,
+                       model->threads);
     return KV_OK;
 }
 
@@ -87,7 +94,7 @@ static kv_status finish_layout(struct eng_model *model, struct kv_error *err)
     model->layer_count = layout->encoder_layers + layout->decoder_layers + layout->draft_stages;
     model->ring_rows = layout->window_rows + ENG_RING_EXTRA;
     model->tails_bytes = eng_tail_offset(model, layout->source_count);
-    model->verify_max = KV_MIN(ENG_VERIFY_MAX, layout->window_tokens);
+    model->verify_max = KV_MIN(KV_VERIFY_TOKENS_MAX, layout->window_tokens);
     model->sample_values = malloc(layout->vocab_tokens * sizeof(*model->sample_values));
     model->sample_order = malloc(layout->vocab_tokens * sizeof(*model->sample_order));
     model->spans = malloc(2 * (size_t)model->pass_rows * sizeof(*model->spans));

@@ -43,7 +43,7 @@ struct eng_options {
     const char *model_dir;
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
     enum eng_isa isa;      /* Of the CPU backend. */
-    uint32_t threads;      /* 0: one per core. */
+    uint32_t threads;      /* At most KV_ENGINE_THREADS_MAX; 0: one per core. */
     /* Most encoder rows, and most decoder rows, of one pass: 1 .. ENG_PASS_ROWS_MAX, 0: the
      * default.  Scratch is sized by it; no bit depends on it. */
     uint32_t pass_rows;
@@ -51,7 +51,7 @@ struct eng_options {
     bool prefill_all; /* The decoder runs over every token of a prefill, not the last window. */
 };
 
-#define ENG_PASS_ROWS_MAX 4096u
+#define ENG_PASS_ROWS_MAX KV_PASS_ROWS_MAX
 #define ENG_PASS_ROWS_DEFAULT 256u
 
 /* KV_INVALID: the directory is not a model this engine runs (the text names file, field or tensor,

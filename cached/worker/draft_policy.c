@@ -38,7 +38,7 @@ uint64_t draft_costs_beside(uint64_t ns, uint32_t step_rows, uint32_t other_rows
 
 void draft_costs_seen(struct draft_costs *costs, uint32_t sessions, uint32_t drafts, uint64_t ns)
 {
-    double *average = &costs->ns[size_class(sessions)][KV_MIN(drafts, DRAFT_MAX)];
+    double *average = &costs->ns[size_class(sessions)][KV_MIN(drafts, KV_DRAFTS_MAX)];
     const double seen = KV_MAX((double)ns, 1.0);
     *average = *average <= 0 ? seen : *average + (seen - *average) / COST_OVER;
 }
@@ -90,7 +90,7 @@ uint32_t draft_policy_next(struct draft_policy *policy, const struct draft_costs
                            uint32_t sessions, uint32_t max)
 {
     const double *ns = costs->ns[size_class(sessions)];
-    const uint32_t most = KV_MIN(max, DRAFT_MAX);
+    const uint32_t most = KV_MIN(max, KV_DRAFTS_MAX);
     bool known;
 
     if (most == 0 || ns[0] <= 0) return 0;
@@ -128,7 +128,7 @@ uint32_t draft_policy_compared(uint32_t proposed, uint32_t accepted, bool ended)
 
 void draft_policy_seen(struct draft_policy *policy, uint32_t proposed, uint32_t accepted)
 {
-    for (uint32_t i = 0; i < KV_MIN(proposed, DRAFT_MAX) && i <= accepted; i++) {
+    for (uint32_t i = 0; i < KV_MIN(proposed, KV_DRAFTS_MAX) && i <= accepted; i++) {
         const double missed = i < accepted ? 0 : 1;
         if (policy->seen[i] < ACCEPT_OVER) policy->seen[i]++;
         policy->missed[i] += (missed - policy->missed[i]) / policy->seen[i];

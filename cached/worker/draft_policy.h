@@ -12,10 +12,11 @@
  * Pure: time comes in as numbers.  Owned by: worker.
  */
 
+#include "kvstore/base/limits.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DRAFT_MAX 16u         /* Drafts of one step. */
 #define DRAFT_SIZE_CLASSES 9u /* Of sessions in a pass: 1, 2, 3-4, 5-8, ... 129 and more. */
 
 /*
@@ -25,7 +26,8 @@
  * go slower by what drafts add is what steps coming first means (batch.h).
  */
 struct draft_costs {
-    double ns[DRAFT_SIZE_CLASSES][DRAFT_MAX + 1]; /* By drafts per session; 0: not yet measured. */
+    double ns[DRAFT_SIZE_CLASSES]
+             [KV_DRAFTS_MAX + 1]; /* By drafts per session; 0: not yet measured. */
 };
 
 /* What a pass with `other_rows` of prefills took, as it would be with `chunk_tokens` of them: such
@@ -38,12 +40,13 @@ void draft_costs_seen(struct draft_costs *costs, uint32_t sessions, uint32_t dra
 
 /* One session's: zeroed is a good start. */
 struct draft_policy {
-    double missed[DRAFT_MAX]; /* How often the draft at a place was refused, when it was reached. */
-    uint32_t seen[DRAFT_MAX]; /* Drafts at the place so far, up to a bound. */
-    uint32_t wait;            /* Steps without drafts until the next try. */
-    uint32_t interval;        /* The next wait after a failure. */
-    uint32_t tries;           /* Left in this try. */
-    uint32_t steps;           /* With drafts, since one without. */
+    double missed[KV_DRAFTS_MAX]; /* How often the draft at a place was refused, when it was
+                                     reached. */
+    uint32_t seen[KV_DRAFTS_MAX]; /* Drafts at the place so far, up to a bound. */
+    uint32_t wait;                /* Steps without drafts until the next try. */
+    uint32_t interval;            /* The next wait after a failure. */
+    uint32_t tries;               /* Left in this try. */
+    uint32_t steps;               /* With drafts, since one without. */
 };
 
 /* Drafts for the next step, at most `max`; sessions: how many step in the same pass. */

@@ -179,7 +179,8 @@ kv_status worker_create(const struct worker_options *options, struct worker **re
     worker->model = options->model;
     worker->log = options->log;
     worker->slot_count = options->slots;
-    worker->step_max = KV_MIN(eng_model_verify_max(options->model), DRAFT_MAX + 1);
+    worker->step_max = eng_model_verify_max(options->model);
+    assert(worker->step_max <= KV_VERIFY_TOKENS_MAX);
     worker->draft = options->draft;
     worker->plant = plant;
     worker->stop_msg.run = on_stop;

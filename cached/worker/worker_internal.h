@@ -17,10 +17,11 @@ struct job_list {
 
 struct slot {
     struct eng_session *session;
-    struct worker_job *job;              /* The one that moves the session now. */
-    bool lost;                           /* Stands nowhere until a job says where to start. */
-    struct draft_policy policy;          /* Of that session. */
-    uint32_t step_tokens[DRAFT_MAX + 1]; /* Of the step in this pass: the pending one, drafts. */
+    struct worker_job *job;     /* The one that moves the session now. */
+    bool lost;                  /* Stands nowhere until a job says where to start. */
+    struct draft_policy policy; /* Of that session. */
+    uint32_t
+        step_tokens[KV_VERIFY_TOKENS_MAX]; /* Of the step in this pass: the pending one, drafts. */
 };
 
 /* Written by the worker, read by any thread. */

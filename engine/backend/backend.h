@@ -21,9 +21,8 @@
  */
 #define ENG_RING_EXTRA 8u
 
-/* Most tokens of one tokens run.  All but one may be rejected. */
-#define ENG_VERIFY_MAX 8u
-_Static_assert(ENG_VERIFY_MAX - 1 <= ENG_RING_EXTRA, "a rejected token would take a spare row");
+/* Of a tokens run all but one may be rejected. */
+_Static_assert(KV_DRAFTS_MAX <= ENG_RING_EXTRA, "a rejected token would take a spare row");
 
 /* Token ids before a position that stay known: what an Engram lookup looks back. */
 #define ENG_LOOKBACK 3u
@@ -159,7 +158,7 @@ struct eng_session {
 
     /* The last tokens run: its logits, and what it may be cut to. */
     uint32_t verify_first, verify_count; /* 0: there is none, or the session has moved. */
-    uint32_t verify_ids[ENG_VERIFY_MAX];
+    uint32_t verify_ids[KV_VERIFY_TOKENS_MAX];
 
     float *logits;    /* verify_max x vocab_tokens */
     uint32_t *recent; /* eng_recent_count() ids, that of position p at p % count. */

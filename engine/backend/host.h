@@ -10,7 +10,8 @@
 
 /* Tails kept: those of the last even positions, so that any number of tokens may be rejected. */
 #define ENG_TAIL_SLOTS 8u
-_Static_assert(ENG_TAIL_SLOTS >= ENG_VERIFY_MAX / 2 + 2, "a rejected token would take a tail");
+_Static_assert(ENG_TAIL_SLOTS >= KV_VERIFY_TOKENS_MAX / 2 + 2,
+               "a rejected token would take a tail");
 
 struct eng_host {
     uint8_t *ring;         /* layer_count x ring_rows rows; position p at p % ring_rows. */

@@ -9,6 +9,7 @@
  * immutable after reading; any thread.
  */
 
+#include "kvstore/base/limits.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/layout.h"
 
@@ -20,7 +21,7 @@
 #define ENG_ENGRAM_MAX 8u
 #define ENG_ENGRAM_ORDERS_MAX 3u /* n-grams of 2, 3 and 4 tokens */
 #define ENG_ENGRAM_HEADS_MAX 32u
-#define ENG_DRAFT_BLOCK_MAX 16u
+#define ENG_DRAFT_BLOCK_MAX KV_DRAFT_BLOCK_MAX
 #define ENG_NO_SOURCE 0xffffffffu
 #define ENG_LAYERS_MAX (KV_LAYERS_MAX + KV_DRAFT_STAGES_MAX)
 

@@ -52,6 +52,13 @@
 #define KV_SESSIONS_MAX 1048576u
 #define KV_NODES_MAX 1048576u
 
+/* The engine. */
+#define KV_PASS_ROWS_MAX 4096u     /* Encoder rows of one pass, and as many decoder rows. */
+#define KV_ENGINE_THREADS_MAX 256u /* That compute, with the worker. */
+#define KV_DRAFT_BLOCK_MAX 16u     /* Tokens a model drafts at once. */
+#define KV_VERIFY_TOKENS_MAX 8u    /* Of one step: a pending token and drafts behind it. */
+#define KV_DRAFTS_MAX (KV_VERIFY_TOKENS_MAX - 1u)
+
 /* Threads and I/O. */
 #define KV_RING_DEPTH 128u
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
@@ -65,3 +72,9 @@ _Static_assert(4ull * KV_PROMPT_TOKENS_MAX + KV_REST_BYTES_MAX <= KV_MESSAGE_BYT
 _Static_assert(2ull * 4 * KV_PROMPT_TOKENS_MAX <= KV_REQUEST_BYTES_MAX,
                "the longest prompt fits one arena twice");
 _Static_assert(KV_SPARE_TOKENS_MAX <= KV_PAGE_TOKENS, "spare rows reach one page back at most");
+_Static_assert(KV_DRAFTS_MAX <= KV_DRAFT_BLOCK_MAX, "no more is verified than is drafted");
+_Static_assert(4 * KV_VERIFY_TOKENS_MAX <= KV_PASS_ROWS_MAX,
+               "a whole step fits beside the quarter of a pass that prefills keep");
+_Static_assert(KV_VERIFY_TOKENS_MAX <= KV_SPARE_TOKENS_MAX,
+               "spare rows can cover what one step may reject");
+_Static_assert(KV_PASS_ROWS_MAX <= KV_PROMPT_TOKENS_MAX, "a pass is no longer than a prompt");

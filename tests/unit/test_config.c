@@ -7,6 +7,7 @@
  */
 
 #include "cached/config.h"
+#include "kvstore/base/limits.h"
 #include "tests/harness.h"
 
 static struct cached_config config;
@@ -86,8 +87,8 @@ static void test_values(void)
         {"[engine]\nchunk_tokens=1 2", CONFIG_ENGINE_CHUNK_TOKENS, NULL},
         {"[engine]\npass_rows=4096", CONFIG_ENGINE_PASS_ROWS, "4096"},
         {"[engine]\npass_rows=4097", CONFIG_ENGINE_PASS_ROWS, NULL},
-        {"[engine]\nthreads=1024", CONFIG_ENGINE_THREADS, "1024"},
-        {"[engine]\nthreads=1025", CONFIG_ENGINE_THREADS, NULL},
+        {"[engine]\nthreads=256", CONFIG_ENGINE_THREADS, "256"},
+        {"[engine]\nthreads=257", CONFIG_ENGINE_THREADS, NULL},
         {"[engine]\nisa=avx512", CONFIG_ENGINE_ISA, "avx512"},
         {"[engine]\nisa=sse", CONFIG_ENGINE_ISA, NULL},
         {"[engine]\ndraft=off", CONFIG_ENGINE_DRAFT, "off"},
@@ -231,7 +232,7 @@ static void test_whole(void)
     EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=0", &err), KV_OK);
     EXPECT_EQ_U64(config_flag(&config, "engine.chunk_tokens=4096", &err), KV_OK);
     EXPECT_EQ_U64(config_check(&config, &err), KV_OK);
-    EXPECT_EQ_U32(config_pass_rows(&config), CONFIG_PASS_ROWS_MAX);
+    EXPECT_EQ_U32(config_pass_rows(&config), KV_PASS_ROWS_MAX);
 }
 
 /* What is printed reads back to the same values; every key and its meaning is in it. */

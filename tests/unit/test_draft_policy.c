@@ -121,12 +121,12 @@ static void test_edges(void)
     EXPECT_EQ_U32(draft_policy_next(&policy, &costs, 1, 0), 0); /* A model without drafts. */
     EXPECT_EQ_U32(draft_policy_next(&policy, &costs, 2, 5), 0); /* Unknown for that many. */
     EXPECT_EQ_U32(draft_policy_next(&policy, &costs, 1, 5), 5); /* A try. */
-    EXPECT_EQ_U32(draft_policy_next(&policy, &costs, 1, 100), DRAFT_MAX);
+    EXPECT_EQ_U32(draft_policy_next(&policy, &costs, 1, 100), KV_DRAFTS_MAX);
     draft_policy_seen(&policy, 0, 0);
-    draft_policy_seen(&policy, DRAFT_MAX, DRAFT_MAX);
-    draft_policy_seen(&policy, DRAFT_MAX, 0);
+    draft_policy_seen(&policy, KV_DRAFTS_MAX, KV_DRAFTS_MAX);
+    draft_policy_seen(&policy, KV_DRAFTS_MAX, 0);
     draft_costs_seen(&costs, 100000, 1000, 0);
-    EXPECT(costs.ns[DRAFT_SIZE_CLASSES - 1][DRAFT_MAX] > 0);
+    EXPECT(costs.ns[DRAFT_SIZE_CLASSES - 1][KV_DRAFTS_MAX] > 0);
     /* Drafts that cost nothing and are right: all of them. */
     for (uint32_t i = 0; i < 20; i++) {
         draft_costs_seen(&costs, 1, 5, 1000);

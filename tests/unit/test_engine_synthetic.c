@@ -153,8 +153,23 @@ static void test_real_layout(void)
     eng_model_close(model);
 }
 
+static void test_threads_bound(void)
+{
+    struct eng_options options = {.backend = ENG_BACKEND_SYNTHETIC,
+                                  .spare_tokens = 16,
+                                  .threads = KV_ENGINE_THREADS_MAX + 1};
+    struct eng_model *model = NULL;
+    struct kv_error err = {0};
+    EXPECT(eng_model_open(&options, &model, &err) == KV_INVALID);
+    EXPECT(strstr(err.text, "threads: at most 256, found 257") != NULL);
+    options.threads = KV_ENGINE_THREADS_MAX;
+    EXPECT(eng_model_open(&options, &model, &err) == KV_OK);
+    eng_model_close(model);
+}
+
 int main(void)
 {
+    test_threads_bound();
     struct rig a, b;
     fixture_ids(ids, RIG_TOKENS, 8);
     struct eng_model *model = fixture_open(NULL, ENG_BACKEND_SYNTHETIC);

@@ -6,6 +6,7 @@
  */
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
 #include "tools/cachectl/bench_call.h"
 #include "tools/cachectl/bench_gemm.h"
 #include "tools/cachectl/bench_list.h"
@@ -37,8 +38,9 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
          &options.threads},
     };
     if (ctl_parse(ctl, command, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
-    if (options.threads > 256) {
-        ctl_error("--threads must be at most 256, found %llu", (unsigned long long)options.threads);
+    if (options.threads > KV_ENGINE_THREADS_MAX) {
+        ctl_error("--threads must be at most %u, found %llu", KV_ENGINE_THREADS_MAX,
+                  (unsigned long long)options.threads);
         return CLIENT_EXIT_USAGE;
     }
     if (strcmp(argv[0], "gemm") == 0) return bench_gemm(ctl, options.quick);
