@@ -25,12 +25,36 @@ double bench_now(void)
     return (double)kv_clock_stopwatch_ns() * 1e-9;
 }
 
+const char *bench_tmp_dir(void)
+{
+    const char *tmp = getenv("TMPDIR");
+    return tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp";
+}
+
+/* False: it failed, with the sentence printed. */
+static bool run_to_end(char *const argv[])
+{
+    int status = 0;
+    const pid_t pid = spawn_tool(argv);
+
+    if (pid == 0) {
+        ctl_error("cannot start %s", argv[0]);
+    } else if (waitpid(pid, &status, 0) != pid) {
+        ctl_error("cannot wait for %s: %s", argv[0], strerror(errno));
+    } else if (WIFSIGNALED(status)) {
+        ctl_error("%s was ended by signal %d", argv[0], WTERMSIG(status));
+    } else if (WEXITSTATUS(status) != 0) {
+        ctl_error("%s ended with code %d", argv[0], WEXITSTATUS(status));
+    } else {
+        return true;
+    }
+    return false;
+}
+
 int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_options *options,
                          struct bench_model_dir *ret_dir)
 {
     char tool[1024], quiet[] = "--config", name[] = "small", seed[] = "--seed", one[] = "1";
-    const char *tmp = getenv("TMPDIR");
-    int status = 0;
 
     *ret_dir = (struct bench_model_dir){.made = options->model_dir == NULL};
     if (options->model_dir != NULL) {
@@ -41,15 +65,14 @@ int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_option
         ctl_error("--model: at most %zu bytes", sizeof(ret_dir->path) - 1);
         return CLIENT_EXIT_USAGE;
     }
-    (void)snprintf(ret_dir->path, sizeof(ret_dir->path), "%.120s/cachectl.XXXXXX",
-                   tmp != NULL ? tmp : "/tmp");
+    (void)snprintf(ret_dir->path, sizeof(ret_dir->path), "%.120s/cachectl.XXXXXX", bench_tmp_dir());
     if (!spawn_self_path("mkmodel", tool, sizeof(tool)) || access(tool, X_OK) != 0) {
         ctl_error("no mkmodel beside cachectl: give --model DIR");
         ret_dir->made = false;
         return CLIENT_EXIT_NOT_FOUND;
     }
     if (mkdtemp(ret_dir->path) == NULL) {
-        ctl_error("cannot make a directory: %s", strerror(errno));
+        ctl_error("cannot make the directory %s: %s", ret_dir->path, strerror(errno));
         ret_dir->made = false;
         return CLIENT_EXIT_FAILED;
     }
@@ -58,9 +81,9 @@ int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_option
     if (options->make_flag != NULL) (void)snprintf(flag, sizeof(flag), "%s", options->make_flag);
     char *const argv[] = {
         tool, quiet, name, seed, one, ret_dir->path, flag[0] != '\0' ? flag : NULL, NULL};
-    const pid_t pid = spawn_process(argv, "/dev/null");
-    if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0) return CLIENT_EXIT_OK;
-    ctl_error("mkmodel could not make the model in %s: is there room for 300 MB?", ret_dir->path);
+    if (run_to_end(argv)) return CLIENT_EXIT_OK;
+    bench_model_dir_drop(ret_dir);
+    ret_dir->made = false;
     return CLIENT_EXIT_FAILED;
 }
 

@@ -25,7 +25,10 @@ struct bench_model_dir {
     bool made; /* Removed by bench_model_dir_drop(). */
 };
 
-/* Returns an exit code, with the sentence printed. */
+/* Where files of a benchmark's own go: $TMPDIR, or /tmp. */
+const char *bench_tmp_dir(void);
+
+/* Returns an exit code, with the sentence printed.  Not CLIENT_EXIT_OK: nothing is left behind. */
 int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_options *options,
                          struct bench_model_dir *ret_dir);
 void bench_model_dir_drop(struct bench_model_dir *dir);

@@ -47,7 +47,8 @@ bool spawn_self_path(const char *relative, char *path, size_t path_bytes)
     return snprintf(path, path_bytes, "%s/%s", self, relative) < (int)path_bytes;
 }
 
-pid_t spawn_process(char *const argv[], const char *log_path)
+/* out_path: NULL: both are inherited. */
+static pid_t start(char *const argv[], const char *out_path, bool errors_too)
 {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -60,11 +61,10 @@ pid_t spawn_process(char *const argv[], const char *log_path)
         return 0;
     }
     (void)posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    if (log_path) {
-        (void)posix_spawn_file_actions_addopen(&actions, 1, log_path, O_WRONLY | O_CREAT | O_APPEND,
+    if (out_path)
+        (void)posix_spawn_file_actions_addopen(&actions, 1, out_path, O_WRONLY | O_CREAT | O_APPEND,
                                                0600);
-        (void)posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    }
+    if (out_path && errors_too) (void)posix_spawn_file_actions_adddup2(&actions, 1, 2);
     /* This program ignores SIGPIPE and may hold others back; its children start afresh. */
     (void)sigemptyset(&none);
     (void)posix_spawnattr_setsigmask(&attributes, &none);
@@ -79,6 +79,16 @@ pid_t spawn_process(char *const argv[], const char *log_path)
     (void)posix_spawn_file_actions_destroy(&actions);
     (void)posix_spawnattr_destroy(&attributes);
     return pid;
+}
+
+pid_t spawn_process(char *const argv[], const char *log_path)
+{
+    return start(argv, log_path, true);
+}
+
+pid_t spawn_tool(char *const argv[])
+{
+    return start(argv, "/dev/null", false);
 }
 
 static void ending_signals(sigset_t *set)

@@ -43,6 +43,9 @@ bool spawn_interrupted(void);
  * 0: it could not be started. */
 pid_t spawn_process(char *const argv[], const char *log_path);
 
+/* The same, but stdout goes nowhere and stderr is inherited: only what goes wrong is seen. */
+pid_t spawn_tool(char *const argv[]);
+
 /* This program's own path, and `relative` to its directory.  false: it does not fit. */
 bool spawn_self_path(const char *relative, char *path, size_t path_bytes);
 
