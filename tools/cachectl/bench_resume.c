@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,8 @@ static bool read_all(int fd, uint8_t *bytes, uint64_t count, uint64_t offset)
         const ssize_t got = pread(fd, bytes + done, KV_MIN(count - done, (uint64_t)READ_BYTES),
                                   (off_t)(offset + done));
         if (got <= 0) {
-            ctl_error("cannot read the session back: %s", got < 0 ? strerror(errno) : "short file");
+            ctl_error("cannot read the session back from its file in %s: %s", bench_tmp_dir(),
+                      got < 0 ? strerror(errno) : "short file");
             return false;
         }
         done += (uint64_t)got;
@@ -57,7 +59,8 @@ static bool write_all(int fd, const uint8_t *bytes, uint64_t count)
     for (uint64_t done = 0; done < count;) {
         const ssize_t put = write(fd, bytes + done, KV_MIN(count - done, (uint64_t)READ_BYTES));
         if (put <= 0) {
-            ctl_error("cannot write the session: %s", strerror(errno));
+            ctl_error("cannot write the session to its file in %s: %s", bench_tmp_dir(),
+                      put < 0 ? strerror(errno) : "nothing was written");
             return false;
         }
         done += (uint64_t)put;
@@ -65,19 +68,51 @@ static bool write_all(int fd, const uint8_t *bytes, uint64_t count)
     return true;
 }
 
-/* The file has no name, so it is gone whatever happens. */
-static int open_file(const char *dir)
+/* For file systems that have no files without a name: one that loses it at once.  flags: O_DIRECT,
+ * or 0. */
+static int open_named(const char *dir, int flags)
 {
-    char path[BENCH_DIR_BYTES + 16];
-    (void)snprintf(path, sizeof(path), "%s/session.rows", dir);
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600);
-    if (fd < 0 && errno == EINVAL) fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    (void)unlink(path);
+    char path[PATH_MAX];
+    const int length = snprintf(path, sizeof(path), "%s/cachectl-rows.XXXXXX", dir);
+    if (length < 0 || (size_t)length >= sizeof(path)) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    const int fd = mkostemp(path, O_CLOEXEC | flags);
+    const int error = errno;
+    /* With O_DIRECT a file system may make the file and only then refuse to open it. */
+    if (fd >= 0) (void)unlink(path);
+    errno = error;
     return fd;
 }
 
-static bool resume_init(struct resume *own, struct eng_model *model, const char *dir,
-                        const uint32_t *ids, uint32_t tokens)
+/* The file has no name, so it is gone whatever happens.  -1: not possible, the sentence is
+ * printed. */
+static int open_file(void)
+{
+    const char *dir = bench_tmp_dir();
+    static const int tries[] = {O_DIRECT, 0}; /* tmpfs has no O_DIRECT in older kernels. */
+    int fd = -1;
+
+    for (size_t i = 0; i < KV_ARRAY_COUNT(tries) && fd < 0; i++) {
+        fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC | tries[i], 0600);
+        if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT))
+            fd = open_named(dir, tries[i]);
+        if (fd < 0 && errno != EINVAL) break;
+    }
+    if (fd < 0) ctl_error("cannot make a file in %s: %s", dir, strerror(errno));
+    return fd;
+}
+
+static bool sync_file(int fd)
+{
+    if (fdatasync(fd) == 0) return true;
+    ctl_error("cannot sync the session's file in %s: %s", bench_tmp_dir(), strerror(errno));
+    return false;
+}
+
+static bool resume_init(struct resume *own, struct eng_model *model, const uint32_t *ids,
+                        uint32_t tokens)
 {
     const struct kv_layout *layout = eng_model_layout(model);
     struct kv_image_header header = {0};
@@ -88,11 +123,12 @@ static bool resume_init(struct resume *own, struct eng_model *model, const char 
     own->image_bytes = kv_round_up(layout->image_bytes, KV_IO_ALIGN);
     own->image = aligned_alloc(KV_IO_ALIGN, own->image_bytes);
     own->logits = malloc(layout->vocab_tokens * sizeof(float));
-    own->fd = open_file(dir);
-    if (own->image == NULL || own->logits == NULL || own->fd < 0) {
-        ctl_error("no memory or no file in %s", dir);
+    if (own->image == NULL || own->logits == NULL) {
+        ctl_error("no memory for the window image of a session");
         return false;
     }
+    own->fd = open_file();
+    if (own->fd < 0) return false;
     if (!bench_session_init(&own->kept, model, room, false) ||
         !bench_session_init(&own->work, model, room, false))
         return false;
@@ -103,7 +139,7 @@ static bool resume_init(struct resume *own, struct eng_model *model, const char 
     eng_session_export(own->kept.session, own->image);
     kv_image_seal(layout, own->image, &header);
     return write_all(own->fd, own->kept.memory, bench_session_page_bytes(&own->kept)) &&
-           write_all(own->fd, own->image, own->image_bytes) && fdatasync(own->fd) == 0;
+           write_all(own->fd, own->image, own->image_bytes) && sync_file(own->fd);
 }
 
 static void resume_fini(struct resume *own)
@@ -112,7 +148,7 @@ static void resume_fini(struct resume *own)
     bench_session_fini(&own->work);
     free(own->image);
     free(own->logits);
-    if (own->fd > 0) (void)close(own->fd);
+    if (own->fd >= 0) (void)close(own->fd);
 }
 
 static void run_to(struct resume *own, uint32_t from, uint32_t to)
@@ -263,16 +299,14 @@ int bench_resume(struct ctl *ctl, const struct bench_engine_options *options)
     struct bench_model_dir dir;
 
     int code = bench_model_dir_make(ctl, options, &dir);
-    if (code != 0) {
-        bench_model_dir_drop(&dir);
-        return code;
-    }
+    if (code != 0) return code;
     struct eng_model *model = bench_model_open(&dir, (uint32_t)options->threads, false);
     uint32_t *ids = calloc(far_tokens + 4096, sizeof(*ids));
+    if (model != NULL && ids == NULL) ctl_error("no memory for %u token ids", far_tokens + 4096);
     if (model == NULL || ids == NULL) code = CLIENT_EXIT_FAILED;
     if (code == 0) bench_ids(model, 1, ids, far_tokens + 4096);
-    if (code == 0 && (!resume_init(&near, model, dir.path, ids, near_tokens) ||
-                      !resume_init(&far, model, dir.path, ids, far_tokens)))
+    if (code == 0 && (!resume_init(&near, model, ids, near_tokens) ||
+                      !resume_init(&far, model, ids, far_tokens)))
         code = CLIENT_EXIT_FAILED;
     if (code == 0) code = measure(ctl, &near, &far, rounds, pairs);
     if (code == 0)
