@@ -7,6 +7,7 @@ all what they say, across a kill -9; a replay on a daemon of its own loses no to
 
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -286,6 +287,35 @@ def test_bench():
     d.check(got["lookup"]["p50_us"] > 0 and got["echo"]["p50_us"] > 0, "both were measured")
     d.check(got["ratio_min"] <= got["ratio"] <= got["ratio_max"], "the median is between")
     tool.code(3, "bench", "nothing")
+    test_bench_files(tool)
+
+
+def test_bench_files(tool):
+    """A benchmark's own files stand in TMPDIR, and nothing of anybody else's is touched."""
+    model, own = os.path.join(d.scratch(), "tiny"), d.scratch()
+    done = subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "tiny", "--out",
+                           model], check=False, capture_output=True, text=True)
+    if not d.check(done.returncode == 0, f"mkmodel: {done.stderr}"):
+        return
+    rows = os.path.join(model, "session.rows")
+    with open(rows, "w", encoding="ascii") as f:
+        f.write("mine")
+    names = sorted(os.listdir(model))
+    tool.env = dict(tool.env or os.environ, TMPDIR="/nonexistent")
+    got = tool.code(1, "bench", "resume", "--quick", "--model", model)
+    d.equal(got.stderr, "cachectl: cannot make a file in /nonexistent: No such file or directory\n",
+            "the place and the cause")
+    d.equal(sorted(os.listdir(model)), names, "the model's directory is as it was")
+
+    # A model that cannot be made: mkmodel is ended in the middle of it.
+    tool.env["TMPDIR"] = own
+    got = subprocess.run(
+        [CACHECTL, "bench", "threads", "--quick", "--quiet"], capture_output=True, text=True,
+        timeout=120, env=tool.env, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)))
+    d.equal(got.returncode, 1, "bench threads without room: " + got.stderr)
+    d.check("mkmodel" in got.stderr and "room for" not in got.stderr, got.stderr)
+    d.equal(os.listdir(own), [], "directories left behind by a failed benchmark")
 
 
 def main():
