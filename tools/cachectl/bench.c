@@ -26,12 +26,14 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
 {
     struct bench_engine_options options = {.threads = 0};
     const char *daemon = NULL;
+    bool hot = false;
     int code = 0;
 
     const struct arg args[] = {
         {"--quick", ARG_FLAG, NULL, "few and short rounds: done within a minute", &options.quick},
         {"--daemon", ARG_TEXT, "PATH", "rpc: its program (../cached/cached beside cachectl)",
          &daemon},
+        {"--hot", ARG_FLAG, NULL, "gemm: one matrix again and again, not a set of them", &hot},
         {"--model", ARG_TEXT, "DIR", "engine benchmarks: this model (default: `small`, made anew)",
          &options.model_dir},
         {"--threads", ARG_COUNT, "N", "engine benchmarks: threads (default 0: one per core)",
@@ -43,7 +45,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
                   (unsigned long long)options.threads);
         return CLIENT_EXIT_USAGE;
     }
-    if (strcmp(argv[0], "gemm") == 0) return bench_gemm(ctl, options.quick);
+    if (strcmp(argv[0], "gemm") == 0) return bench_gemm(ctl, options.quick, hot);
     if (strcmp(argv[0], "rpc") == 0) return bench_rpc(ctl, daemon, options.quick);
     for (size_t i = 0; i < KV_ARRAY_COUNT(engine_benches); i++)
         if (strcmp(argv[0], engine_benches[i].name) == 0)

@@ -4,5 +4,6 @@
 
 #include "tools/cachectl/ctl.h"
 
-/* Returns the exit code; CLIENT_EXIT_UNAVAILABLE when oneDNN is not here. */
-int bench_gemm(struct ctl *ctl, bool quick);
+/* hot: one matrix again and again instead of a set.  Returns the exit code; CLIENT_EXIT_UNAVAILABLE
+ * when oneDNN is not here. */
+int bench_gemm(struct ctl *ctl, bool quick, bool hot);
