@@ -69,7 +69,7 @@ struct cached_config {
     char engine_model_dir[CONFIG_TEXT_MAX];
     uint64_t engine_chunk_tokens;
     uint64_t engine_pass_rows; /* 0: config_pass_rows(). */
-    uint64_t engine_threads;   /* 0: one per core. */
+    uint64_t engine_threads;   /* 0: one per core but one. */
     uint64_t engine_isa;       /* enum config_isa */
     uint64_t engine_draft;     /* enum config_draft */
     uint64_t engine_live_sessions;

@@ -57,7 +57,7 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         "Tokens of all sessions computed together; 0: twice chunk_tokens, at least 256."},
     [CONFIG_ENGINE_THREADS] = {"engine.threads", CONFIG_TYPE_COUNT, AT(engine_threads),
         0, KV_ENGINE_THREADS_MAX, "0", NULL,
-        "Threads that compute; 0: one per core; never changes results."},
+        "Threads that compute; 0: one per core but one; never changes results."},
     [CONFIG_ENGINE_ISA] = {"engine.isa", CONFIG_TYPE_CHOICE, AT(engine_isa),
         0, 0, "auto", "auto|portable|avx2|avx512|amx",
         "Instructions to compute with; auto: the best of this machine; amx rounds differently."},

@@ -20,6 +20,7 @@
 #include "cached/state_lock.h"
 #include "cached/version.h"
 #include "cached/worker/worker.h"
+#include "kvstore/base/bytes.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/base/thread.h"
 #include "kvstore/store/store.h"
@@ -28,6 +29,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,6 +134,17 @@ static bool is_worker_plant(const struct daemon *daemon)
            !is_plant(daemon, PLANT_KERNELS_MADE);
 }
 
+/* A core is left for calls, so that a pass does not delay them. */
+static uint32_t compute_threads(const struct cached_config *config)
+{
+    cpu_set_t set;
+
+    if (config->engine_threads != 0) return (uint32_t)config->engine_threads;
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+    const uint32_t cores = (uint32_t)CPU_COUNT(&set);
+    return KV_MIN(KV_MAX(cores, 2u) - 1, KV_ENGINE_THREADS_MAX);
+}
+
 static kv_status make_store(struct daemon *daemon, struct kv_error *err)
 {
     const struct cached_config *config = daemon->config;
@@ -141,7 +154,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .model_dir = config->engine_model_dir[0] == '\0' ? NULL : config->engine_model_dir,
         .spare_tokens = (uint32_t)config->window_spare_tokens,
         .isa = (enum eng_isa)config->engine_isa,
-        .threads = (uint32_t)config->engine_threads,
+        .threads = compute_threads(config),
         .pass_rows = config_pass_rows(config),
     };
     const char *family = NULL;

@@ -17,8 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NICE_VALUE = 5 };
-
 static void list_push(struct job_list *list, struct worker_job *job)
 {
     job->next = NULL;
@@ -94,7 +92,7 @@ void worker_run(void *arg)
 {
     struct worker *worker = arg;
     kv_thread_assert(KV_THREAD_WORKER);
-    kv_thread_be_nice(NICE_VALUE);
+    kv_thread_be_nice(KV_COMPUTE_NICE);
 
     while (!worker->stopping || has_work(worker)) {
         if (!has_work(worker)) kv_mailbox_wait(worker->mailbox, -1);

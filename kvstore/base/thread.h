@@ -35,5 +35,8 @@ void kv_thread_join(struct kv_thread *thread);
 enum kv_thread_role kv_thread_role(void);
 void kv_thread_assert(enum kv_thread_role role);
 
+/* Of threads that compute: calls go first. */
+#define KV_COMPUTE_NICE 5
+
 /* Lowers the calling thread's scheduling priority (nice value); best effort. */
 void kv_thread_be_nice(int nice_value);

@@ -113,6 +113,7 @@ static void help(void *arg)
     struct helper *helper = arg;
     struct eng_pool *pool = helper->pool;
 
+    kv_thread_be_nice(KV_COMPUTE_NICE);
     for (uint32_t run = 0, last = 0;; last = run) {
         run = join_run(pool, last);
         if (run == last) return;
