@@ -203,9 +203,10 @@ static bool decode_fits(struct flow *flow, uint32_t tokens)
 {
     const uint64_t end = (uint64_t)tokens + flow->req->in.u.decode.max_tokens + 1;
     if (end <= KV_PROMPT_TOKENS_MAX) return true;
-    flow_fail(flow, KV_REASON_MAX_TOKENS_INVALID, "max_tokens",
-              request_u64(flow->req, KV_PROMPT_TOKENS_MAX - KV_MIN(tokens, KV_PROMPT_TOKENS_MAX)),
-              request_u64(flow->req, flow->req->in.u.decode.max_tokens));
+    flow_fail(
+        flow, KV_REASON_MAX_TOKENS_INVALID, "max_tokens",
+        request_u64(flow->req, KV_PROMPT_TOKENS_MAX - 1 - KV_MIN(tokens, KV_PROMPT_TOKENS_MAX - 1)),
+        request_u64(flow->req, flow->req->in.u.decode.max_tokens));
     return false;
 }
 
@@ -254,7 +255,11 @@ static void decode_begun(struct flow *flow)
                                                     : 0;
     flow->extra_tokens = flow->req->in.u.decode.max_tokens + 1;
     if (tokens == 0) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, session->name);
-    if (live == NULL && session->fell_back)
+    /* Its pages are whole and another model's: not to be read, and nothing to be dropped. */
+    if (tokens > 0 && live == NULL && session->head->foreign)
+        flow_fail(flow, KV_REASON_HEAD_MOVED, "head_position", NULL,
+                  "0: the checkpoint at the head was made by another model");
+    else if (live == NULL && session->fell_back)
         flow_fail(flow, KV_REASON_HEAD_MOVED, "head_position", NULL,
                   request_u64(flow->req, tokens));
     if (!flow->failed && decode_fits(flow, tokens) && !decode_buffers(flow))

@@ -17,11 +17,15 @@
 #include "kvstore/base/thread.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <rocksdb/c.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #define WRITE_BUFFER_BYTES (8u << 20)
 #define BLOCK_CACHE_BYTES (16u << 20)
@@ -30,6 +34,7 @@
 #define LOG_BYTES_MAX (1u << 20)
 #define LOG_FILES_MAX 4u
 #define RECORD_HEAD_BYTES 8u
+#define RECOVERY_BYTES (1u << 20) /* Beside its logs: a manifest file, options, its own notes. */
 
 struct kv_manifest {
     rocksdb_t *db;
@@ -344,14 +349,48 @@ static rocksdb_t *open_without_signals(const rocksdb_options_t *options, const c
     return db;
 }
 
+/* Bytes of write-ahead logs: what a start after a crash writes again as tables. */
+static uint64_t log_bytes(const char *dir)
+{
+    uint64_t sum = 0;
+    DIR *list = opendir(dir);
+
+    for (const struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
+        const char *end = strrchr(entry->d_name, '.');
+        struct stat found;
+        if (end != NULL && strcmp(end, ".log") == 0 &&
+            fstatat(dirfd(list), entry->d_name, &found, 0) == 0 && found.st_size > 0)
+            sum += (uint64_t)found.st_size;
+    }
+    if (list != NULL) (void)closedir(list);
+    return sum;
+}
+
+/* RocksDB ends the process when it runs out of space while it recovers. */
+static kv_status check_room(const char *dir, struct kv_error *err)
+{
+    const uint64_t logs = log_bytes(dir);
+    struct statvfs system;
+
+    if (logs == 0 || statvfs(dir, &system) != 0) return KV_OK;
+    const uint64_t have = (uint64_t)system.f_bavail * system.f_frsize;
+    const uint64_t need = 2 * logs + RECOVERY_BYTES;
+    if (have >= need) return KV_OK;
+    return KV_FAIL(err, KV_IO,
+                   "open manifest '%s': %llu bytes free on this file system, and a start after a "
+                   "crash needs %llu",
+                   dir, (unsigned long long)have, (unsigned long long)need);
+}
+
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest, struct kv_error *err)
 {
     struct kv_manifest *manifest = calloc(1, sizeof(*manifest));
     if (manifest == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
     options_create(manifest);
 
-    kv_status status;
     char *text = NULL;
+    kv_status status = check_room(dir, err);
+    if (status != KV_OK) goto fail;
     manifest->db = open_without_signals(manifest->options, dir, &text);
     if (text != NULL) {
         manifest->db = NULL;

@@ -293,7 +293,7 @@ def test_bench():
 def test_bench_files(tool):
     """A benchmark's own files stand in TMPDIR, and nothing of anybody else's is touched."""
     model, own = os.path.join(d.scratch(), "tiny"), d.scratch()
-    done = subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "tiny", "--out",
+    done = subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "tiny",
                            model], check=False, capture_output=True, text=True)
     if not d.check(done.returncode == 0, f"mkmodel: {done.stderr}"):
         return

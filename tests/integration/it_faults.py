@@ -480,10 +480,8 @@ def full_hbm_makes_room_and_refuses_only_what_never_fits():
     box.stop()
 
 
-@case
-def full_file_system():
-    """Another program fills the file system: saves are refused with a name, turns go on, reads hit;
-    when it frees the space saves work again, at the latest after a restart."""
+def _on_small_disk(name, body):
+    """body(box, filler) with the state on a file system of 24 MiB; filler: a file to fill it with."""
     folder = scratch()
     disk = os.path.join(folder, "disk")
     mounted = os.path.join(folder, "mounted")
@@ -493,28 +491,64 @@ def full_file_system():
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", disk], check=True)
     done = subprocess.run(["mount", "-o", "loop", disk, mounted], stderr=subprocess.PIPE, check=False)
     if done.returncode != 0:
-        skip_case(f"full_file_system: mount is refused: {done.stderr.decode().strip()}")
+        skip_case(f"{name}: mount is refused: {done.stderr.decode().strip()}")
         return
     box = Box("synthetic", {"ssd.bytes": "1GiB", "ssd.segment_bytes": "1MiB",
                             "state.dir": os.path.join(mounted, "state")})
     box.state = box.flags["state.dir"]
     try:
-        _fill_and_free(box, os.path.join(mounted, "filler"))
+        body(box, os.path.join(mounted, "filler"))
     finally:
         box.kill()
         subprocess.run(["umount", mounted], check=False)
+
+
+def _fill(filler):
+    with open(filler, "wb", buffering=0) as f:
+        for bytes_at_once in (64 * 1024, 4096):
+            try:
+                while True:
+                    f.write(bytes(bytes_at_once))
+            except OSError:
+                pass
+
+
+@case
+def full_file_system():
+    """Another program fills the file system: saves are refused with a name, turns go on, reads hit;
+    when it frees the space saves work again, at the latest after a restart."""
+    _on_small_disk("full_file_system", _fill_and_free)
+
+
+@case
+def full_file_system_at_a_start_after_kill():
+    """Killed, and the file system is full when it starts again: one sentence that says so; with
+    space it starts as if nothing had been."""
+    _on_small_disk("full_file_system_at_a_start_after_kill", _start_while_full)
+
+
+def _start_while_full(box, filler):
+    box.start()
+    stored = stored_sessions(box, 4, 200, 400)
+    box.kill()
+    _fill(filler)
+    code, said = box.refused()
+    equal(code, 2, f"a start on a full file system: {said}")
+    check("bytes free on this file system" in said, f"and says so: {said}")
+    os.unlink(filler)
+    box.start()
+    client = box.client()
+    for name, prompt in stored.items():
+        got = client.session.Lookup(pb.LookupRequest(session_id=name, tokens=pack(prompt + [5])))
+        equal(got.stored_tokens, len(prompt), f"{name} is there")
+    box.stop()
 
 
 def _fill_and_free(box, filler):
     box.start()
     client = box.client()
     stored = stored_sessions(box, 6, 200, 400)
-    with open(filler, "wb", buffering=0) as f:
-        try:
-            while True:
-                f.write(bytes(64 * 1024))
-        except OSError:
-            pass
+    _fill(filler)
     refused = []
     for i in range(60):  # What is prewritten already may still be used.
         talk = Talk(client, f"full{i}")

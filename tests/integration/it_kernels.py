@@ -5,9 +5,12 @@ Test builds have plants for it: `kernels` runs as if this machine's kernels were
 what was resumed can be compared.
 """
 
+import os
+import subprocess
+
 import daemon as d
-from daemon import check, equal, pb
-from talk import MISS, REPLAY, EXACT, Box, Talk, case, name_of, run_cases, tokens
+from daemon import check, equal, expect, pb
+from talk import MISS, REPLAY, EXACT, Box, Talk, case, name_of, resumed, run_cases, tokens
 
 
 def become(box, plant):
@@ -131,6 +134,33 @@ def marks_that_find_no_room_compute_everything():
         seen.add(got.outcome)
         check(got.outcome == MISS or got.approximate, "marked, or computed from 0")
     equal(seen, {REPLAY, MISS}, "both happened")
+    box.stop()
+
+
+@case
+def another_model_is_no_damage():
+    """A session of another model: Decode, the first call after the change, loses nothing of it."""
+    box, talk, _ours = opened()
+    prompt = tokens(300)
+    talk.prefill(prompt)
+    talk.decode(4)
+    other = os.path.join(d.scratch(), "other")
+    subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "tiny", "--seed", "2",
+                    other], check=True, stdout=subprocess.DEVNULL)
+    own = box.flags["engine.model_dir"]
+    for model in (other, own):
+        box.stop()
+        box.flags["engine.model_dir"] = model
+        box.start()
+        talk = Talk(box.client(), "s")
+        if model == other:
+            for _ in range(2):
+                failure = expect(lambda: talk.decode(4), code="FAILED_PRECONDITION",
+                                 reason="HEAD_MOVED")
+                check("another model" in failure.value, f"says why: {failure.value}")
+            resumed(talk.lookup(prompt + tokens(5)), MISS, 0, "a miss", reason="MODEL_CHANGED")
+    equal(talk.get().session.head_position, 303, "the head is where it was")
+    resumed(talk.prefill(prompt + tokens(30)), REPLAY, 300, "and serves again")
     box.stop()
 
 
