@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #define NOT_GIVEN UINT64_MAX
@@ -108,6 +109,23 @@ static bool check_options(const struct model_run_options *options, uint64_t chun
     if (chunk > ENG_PASS_ROWS_MAX) {
         ctl_error("--chunk must be at most %u, the most tokens of a pass; found %llu",
                   ENG_PASS_ROWS_MAX, (unsigned long long)chunk);
+        return false;
+    }
+    return true;
+}
+
+/* The dump takes its place by a rename: over the input, or a device, that would be a loss. */
+static bool check_output(const struct model_run_options *options)
+{
+    struct stat in, out;
+
+    if (lstat(options->dump, &out) != 0) return true;
+    if (!S_ISREG(out.st_mode)) {
+        ctl_error("%s: not a regular file", options->dump);
+        return false;
+    }
+    if (stat(options->tokens, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+        ctl_error("%s: --dump would replace the tokens", options->dump);
         return false;
     }
     return true;
@@ -438,7 +456,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
     options.chunk = (uint32_t)KV_MIN(chunk, ENG_PASS_ROWS_MAX);
     options.threads = (uint32_t)KV_MIN(threads, 1024);
-    if (!check_options(&options, chunk) ||
+    if (!check_options(&options, chunk) || !check_output(&options) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
         !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
         !parse_isa(isa_text, &options.isa))
