@@ -293,7 +293,7 @@ def test_bench():
 def test_bench_files(tool):
     """A benchmark's own files stand in TMPDIR, and nothing of anybody else's is touched."""
     model, own = os.path.join(d.scratch(), "tiny"), d.scratch()
-    done = subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "tiny", "--out",
+    done = subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "tiny",
                            model], check=False, capture_output=True, text=True)
     if not d.check(done.returncode == 0, f"mkmodel: {done.stderr}"):
         return
@@ -316,6 +316,18 @@ def test_bench_files(tool):
     d.equal(got.returncode, 1, "bench threads without room: " + got.stderr)
     d.check("mkmodel" in got.stderr and "room for" not in got.stderr, got.stderr)
     d.equal(os.listdir(own), [], "directories left behind by a failed benchmark")
+
+    # Ctrl-C while the model is made, and a little later.
+    for pause in (0, 2):
+        process = subprocess.Popen([CACHECTL, "bench", "prefill"], env=tool.env, text=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process.stderr.readline()  # "making the model ..."
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        talk = process.communicate(timeout=60)[1]
+        d.equal(process.returncode, 1, "an interrupted benchmark fails: " + talk)
+        d.check("interrupted" in talk, "and says so")
+        d.equal(os.listdir(own), [], "directories left behind by an interrupted benchmark")
 
 
 def main():
