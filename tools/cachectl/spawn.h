@@ -47,7 +47,8 @@ bool spawn_interrupted(void);
  * 0: it could not be started. */
 pid_t spawn_process(char *const argv[], const char *log_path);
 
-/* Waits for its end, and asks it to end when this program is to.  false: it cannot be waited for. */
+/* Waits for its end, and asks it to end when this program is to.  false: there is nothing to wait
+ * for. */
 bool spawn_wait(pid_t pid, int *ret_status);
 
 /* The same, but stdout goes nowhere and stderr is inherited: only what goes wrong is seen. */
