@@ -306,6 +306,11 @@ def test_bench_files(tool):
     d.equal(got.stderr, "cachectl: cannot make a file in /nonexistent: No such file or directory\n",
             "the place and the cause")
     d.equal(sorted(os.listdir(model)), names, "the model's directory is as it was")
+    with open("/dev/full", "w", encoding="ascii") as full:
+        got = subprocess.run([CACHECTL, "model", "verify", model], stdout=full, text=True,
+                             stderr=subprocess.PIPE, check=False)
+    d.equal((got.returncode, got.stderr), (1, "cachectl: stdout: No space left on device\n"),
+            "a result that cannot be written")
 
     # A model that cannot be made: mkmodel is ended in the middle of it.
     tool.env["TMPDIR"] = own
