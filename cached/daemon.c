@@ -62,6 +62,7 @@ struct daemon {
     struct shard *shard;
     struct rpc_server *rpc;
     struct kv_thread worker_thread, shard_thread, rpc_thread, watchdog_thread;
+    bool told; /* That it starts, so that its end is worth a line. */
     int signal_fd;
     int stopped_fd; /* Written when the stop is over: ends the watchdog. */
     char values[CONFIG_KEY_COUNT][CONFIG_TEXT_MAX];
@@ -293,6 +294,7 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
            eng_model_backend(daemon->model), eng_model_isa(daemon->model),
            eng_model_family(daemon->model), kv_ring_backend(daemon->ring), config->server_socket,
            config->server_listen);
+    daemon->told = true;
     status = start_threads(daemon, err);
     if (status != KV_OK) goto fail;
     const struct kv_store_recovery *recovery = &daemon->store->recovery;
@@ -384,7 +386,8 @@ void daemon_destroy(struct daemon *daemon)
         assert(rc == 0);
         kv_thread_join(&daemon->watchdog_thread);
     }
-    kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
+    if (daemon->told)
+        kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
     kv_log_destroy(daemon->log);
     if (daemon->signal_fd >= 0) (void)close(daemon->signal_fd);
     if (daemon->stopped_fd >= 0) (void)close(daemon->stopped_fd);

@@ -17,9 +17,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define PATH_BYTES 4096
@@ -55,9 +57,35 @@ static bool complain(const char *path)
     return false;
 }
 
+static void ending_signals(sigset_t *set)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action;
+
+    /* Without those that are ignored (nohup): held back, they would be pending all the same. */
+    (void)sigemptyset(set);
+    for (size_t i = 0; i < KV_ARRAY_COUNT(signals); i++)
+        if (sigaction(signals[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            (void)sigaddset(set, signals[i]);
+}
+
+/* They are held while files are written: whoever ends this program wants no half of one. */
+static bool interrupted(void)
+{
+    sigset_t ending, pending;
+
+    ending_signals(&ending);
+    return sigpending(&pending) == 0 && sigandset(&pending, &pending, &ending) == 0 &&
+           !sigisemptyset(&pending);
+}
+
 static bool write_at(const struct output *output, uint64_t offset, const void *data, size_t bytes)
 {
     const uint8_t *at = data;
+    if (interrupted()) {
+        (void)fprintf(stderr, "mkmodel: interrupted\n");
+        return false;
+    }
     while (bytes > 0) {
         const ssize_t n = pwrite(output->fd, at, bytes, (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
@@ -179,6 +207,7 @@ static bool write_data(struct writer *writer, uint32_t shard)
         if (writer->shard_of[i] != shard || writer->specs[i].is_scale) continue;
         writer->tensor = i;
         if (!fill_tensor(writer->plan, &writer->specs[i], write_strip, writer)) {
+            if (interrupted()) return false;
             (void)fprintf(stderr, "mkmodel: tensor %s could not be made\n", writer->specs[i].name);
             return false;
         }
@@ -296,8 +325,49 @@ static bool remove_earlier(const char *dir)
     return ok;
 }
 
+/* What the files of an earlier model would give back. */
+static uint64_t earlier_bytes(const char *dir)
+{
+    DIR *entries = opendir(dir);
+    uint64_t bytes = 0;
+
+    for (const struct dirent *entry; entries != NULL && (entry = readdir(entries)) != NULL;) {
+        struct stat info;
+        if (is_of_model(entry->d_name) && fstatat(dirfd(entries), entry->d_name, &info, 0) == 0)
+            bytes += (uint64_t)info.st_blocks * 512;
+    }
+    if (entries != NULL) (void)closedir(entries);
+    return bytes;
+}
+
+/* Before anything is removed or written.  Tensors are nearly all of a model. */
+static bool check_space(const struct writer *writer)
+{
+    const char *dir = writer->plan->dir;
+    struct statvfs info;
+
+    if (statvfs(dir, &info) != 0) return complain(dir);
+    const uint64_t room = (uint64_t)info.f_bavail * info.f_frsize + earlier_bytes(dir);
+    if (room >= writer->total_bytes) return true;
+    (void)fprintf(stderr, "mkmodel: %s: the weights have %llu bytes, there is room for %llu\n", dir,
+                  (unsigned long long)writer->total_bytes, (unsigned long long)room);
+    return false;
+}
+
+static bool make_dir(const struct writer *writer)
+{
+    const char *dir = writer->plan->dir;
+    const bool made = mkdir(dir, 0755) == 0;
+
+    if (!made && errno != EEXIST) return complain(dir);
+    if (check_space(writer)) return true;
+    if (made) (void)rmdir(dir);
+    return false;
+}
+
 int write_model(const struct plan *plan)
 {
+    sigset_t held;
     const size_t count = eng_tensors_count(plan->config);
     struct writer writer = {
         .plan = plan,
@@ -308,12 +378,13 @@ int write_model(const struct plan *plan)
     bool ok = writer.specs != NULL && writer.offsets != NULL && writer.shard_of != NULL;
 
     if (!ok) (void)fprintf(stderr, "mkmodel: out of memory\n");
-    if (ok && mkdir(plan->dir, 0755) != 0 && errno != EEXIST) ok = complain(plan->dir);
-    ok = ok && remove_earlier(plan->dir);
     if (ok) {
         (void)eng_tensors_each(plan->config, collect, &writer);
         place_tensors(&writer);
     }
+    ending_signals(&held);
+    (void)sigprocmask(SIG_BLOCK, &held, NULL);
+    ok = ok && make_dir(&writer) && remove_earlier(plan->dir);
     for (uint32_t shard = 0; ok && shard < plan->shards; shard++)
         ok = write_shard(&writer, shard);
     ok = ok && write_index(&writer) && write_ids(plan) &&

@@ -14,14 +14,11 @@
 #include <assert.h>
 #include <stdlib.h>
 
+_Static_assert(ENG_HEAD_DIM_MAX == ENG_ATTEND_DIM_MAX, "what a config may ask of the kernels");
+
 static kv_status open_compute(const struct eng_model *model, struct cpu_model *own,
                               struct kv_error *err)
 {
-    const struct eng_config *c = &model->config;
-
-    if (c->head_dim > ENG_ATTEND_DIM_MAX || c->index_dim > ENG_ATTEND_DIM_MAX)
-        return KV_FAIL(err, KV_INVALID, "config: head_dim and index_head_dim are at most %u",
-                       ENG_ATTEND_DIM_MAX);
     const kv_status status =
         eng_compute_open(model->isa, model->threads, KV_THREAD_ANY, &own->compute, err);
     if (status == KV_OK && model->quant_off) eng_compute_unround(&own->compute);

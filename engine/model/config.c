@@ -129,14 +129,14 @@ static void read_dims(struct reader *reader, struct eng_config *config)
     config->layers = read_u32(reader, "num_hidden_layers", 2, KV_LAYERS_MAX);
     config->heads = read_u32(reader, "num_attention_heads", 1, 256);
     (void)read_u32(reader, "num_key_value_heads", 1, 1);
-    config->head_dim = read_u32(reader, "head_dim", 32, 1024);
+    config->head_dim = read_u32(reader, "head_dim", 32, ENG_HEAD_DIM_MAX);
     config->rope_dim = read_u32(reader, "qk_rope_head_dim", 2, 256);
     config->q_lora = read_u32(reader, "q_lora_rank", 32, 8192);
     config->o_groups = read_u32(reader, "o_groups", 1, 64);
     config->o_lora = read_u32(reader, "o_lora_rank", 32, 8192);
     config->window = read_u32(reader, "sliding_window", 1, 4096);
     config->index_heads = read_u32(reader, "index_n_heads", 1, 256);
-    config->index_dim = read_u32(reader, "index_head_dim", 32, 512);
+    config->index_dim = read_u32(reader, "index_head_dim", 32, ENG_HEAD_DIM_MAX);
     config->index_topk = read_u32(reader, "index_topk", 1, 4096);
     config->candidate_blocks = read_u32(reader, "candidate_topk_blocks", 1, 8192);
     config->candidate_block = read_u32(reader, "candidate_block_size", 1, 64);

@@ -17,7 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENG_STREAMS 4u /* hc_mult */
+#define ENG_STREAMS 4u        /* hc_mult */
+#define ENG_HEAD_DIM_MAX 512u /* head_dim and index_head_dim: what the kernels have room for. */
 #define ENG_ENGRAM_MAX 8u
 #define ENG_ENGRAM_ORDERS_MAX 3u /* n-grams of 2, 3 and 4 tokens */
 #define ENG_ENGRAM_HEADS_MAX 32u

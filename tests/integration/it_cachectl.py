@@ -306,6 +306,11 @@ def test_bench_files(tool):
     d.equal(got.stderr, "cachectl: cannot make a file in /nonexistent: No such file or directory\n",
             "the place and the cause")
     d.equal(sorted(os.listdir(model)), names, "the model's directory is as it was")
+    with open("/dev/full", "w", encoding="ascii") as full:
+        got = subprocess.run([CACHECTL, "model", "verify", model], stdout=full, text=True,
+                             stderr=subprocess.PIPE, check=False)
+    d.equal((got.returncode, got.stderr), (1, "cachectl: stdout: No space left on device\n"),
+            "a result that cannot be written")
 
     # A model that cannot be made: mkmodel is ended in the middle of it.
     tool.env["TMPDIR"] = own
@@ -316,6 +321,18 @@ def test_bench_files(tool):
     d.equal(got.returncode, 1, "bench threads without room: " + got.stderr)
     d.check("mkmodel" in got.stderr and "room for" not in got.stderr, got.stderr)
     d.equal(os.listdir(own), [], "directories left behind by a failed benchmark")
+
+    # Ctrl-C while the model is made, and a little later.
+    for pause in (0, 2):
+        process = subprocess.Popen([CACHECTL, "bench", "prefill"], env=tool.env, text=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process.stderr.readline()  # "making the model ..."
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        talk = process.communicate(timeout=60)[1]
+        d.equal(process.returncode, 1, "an interrupted benchmark fails: " + talk)
+        d.check("interrupted" in talk, "and says so")
+        d.equal(os.listdir(own), [], "directories left behind by an interrupted benchmark")
 
 
 def main():

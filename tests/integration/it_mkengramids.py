@@ -147,6 +147,11 @@ def test_refused():
     d.equal(run().returncode, 2, "no arguments")
     d.equal(run("--help").returncode, 0, "--help")
     d.equal(run("/nowhere", out).returncode, 1, "no tokenizer")
+    source = save(base)
+    for wrong in (("/dev/zero", out), (source, "/dev/full"), (source, os.path.dirname(source))):
+        done = run(*wrong)
+        d.equal(done.returncode, 1, f"{wrong}: exit code")
+        d.check("not a regular file" in done.stderr, f"{wrong}: {done.stderr}")
 
 
 def test_model_takes_it():

@@ -14,6 +14,7 @@ import re
 import shutil
 import struct
 import subprocess
+import time
 
 import daemon as d
 import grpc
@@ -403,6 +404,15 @@ def test_made_again():
     d.equal((done.returncode, done.stderr),
             (1, f"mkmodel: {blocked}: Is a directory\n"), "a shard that cannot be written")
     d.check(not os.path.exists(os.path.join(directory, CONFIG)), "no config.json of the earlier run")
+    process = subprocess.Popen([MKMODEL, "--config", "small", directory], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    part = os.path.join(directory, "model.safetensors.tmp")
+    while process.poll() is None and not os.path.exists(part):
+        time.sleep(0.01)
+    process.terminate()
+    talk = process.communicate(timeout=60)[1]
+    d.equal((process.returncode, talk), (1, "mkmodel: interrupted\n"), "a mkmodel that is ended")
+    d.check(not os.path.exists(part), "no half of a file is left")
     for wrong in ((), ("--out", directory), ("--model", "tiny", directory), (directory, "more")):
         d.equal(subprocess.run([MKMODEL, *wrong], capture_output=True, check=False).returncode, 2,
                 f"mkmodel {wrong}")

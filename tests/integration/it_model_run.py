@@ -7,10 +7,12 @@ uninterrupted one; bad input is one sentence and leaves no file.
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = os.environ.get("CACHED_SOURCE_ROOT") or os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -297,8 +299,8 @@ def run_refused(runs, ids):
         (b"", (), 1, "no tokens"),
         (struct.pack("<3I", 1, 512, 3), (), 1, "token 1 is id 512, the vocabulary has 512"),
         (bytes(4 * (1048576 + 1)), (), 1, "more than 1048576 tokens"),
-        (bytes(16), ("--resume-at", "0"), 1, "--resume-at must be 1 to 3"),
-        (bytes(16), ("--resume-at", "4"), 1, "--resume-at must be 1 to 3"),
+        (bytes(16), ("--resume-at", "0"), 2, "--resume-at must be 1 to 3"),
+        (bytes(16), ("--resume-at", "4"), 2, "--resume-at must be 1 to 3"),
         (bytes(16), ("--replay",), 2, "--replay needs --resume-at N"),
         (bytes(16), ("--prefill", "some"), 2, "--prefill takes ced or all"),
         (bytes(16), ("--quant", "maybe"), 2, "--quant takes on or off"),
@@ -306,6 +308,7 @@ def run_refused(runs, ids):
         (bytes(16), ("--chunk", "x"), 2, "--chunk takes N"),
         (bytes(16), ("--chunk", "4097"), 2,
          "--chunk must be at most 4096, the most tokens of a pass; found 4097"),
+        (bytes(16), ("--threads", "99999999"), 2, "--threads must be at most 256, found 99999999"),
     ]
     for data, flags, code, text in cases:
         with open(odd, "wb") as file:
@@ -318,6 +321,10 @@ def run_refused(runs, ids):
     runs.write(ids)
     got = runs.call(ids=os.path.join(runs.folder, "none"))
     check(got.returncode == 1 and "No such file" in got.stderr, got.stderr)
+    got = runs.call(out=runs.ids)
+    check(got.returncode == 2 and "would replace the tokens" in got.stderr, got.stderr)
+    got = runs.call(out=runs.folder)
+    check(got.returncode == 2 and "not a regular file" in got.stderr, got.stderr)
     got = runs.call(out=os.path.join(runs.folder, "none", "out"))
     check(got.returncode == 1 and "No such file" in got.stderr, got.stderr)
     full = subprocess.run(
@@ -325,11 +332,26 @@ def run_refused(runs, ids):
          "--tokens", runs.ids, "--dump", os.path.join(runs.folder, "out")],
         capture_output=True, text=True, timeout=60, preexec_fn=ignore_size_signal)
     check(full.returncode == 1 and "no room for" in full.stderr, full.stderr)
+    run_interrupted(runs)
     check(not os.path.exists(os.path.join(runs.folder, "out.part")), "no out.part")
 
 
+def run_interrupted(runs):
+    runs.write([3] * 60000)
+    out = os.path.join(runs.folder, "out")
+    process = subprocess.Popen([CACHECTL, "model", "run", runs.model, "--tokens", runs.ids,
+                                "--dump", out, "--prefill", "all", "--threads", "1"],
+                               stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not os.path.exists(out + ".part"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    talk = process.communicate(timeout=60)[1]
+    check(process.returncode == 1 and "interrupted" in talk, talk)
+    for name in (out, out + ".part"):
+        check(not os.path.exists(name), "an interrupted run leaves no " + name)
+
+
 def ignore_size_signal():
-    import signal
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 

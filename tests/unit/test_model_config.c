@@ -163,6 +163,12 @@ static void refuse(const char *from, const char *to, const char *word)
     free(text);
 }
 
+static void test_head_dim(void)
+{
+    refuse("\"head_dim\": 64", "\"head_dim\": 544", "head_dim must be 32 to 512, found 544");
+    refuse("\"head_dim\": 64", "\"head_dim\": 1024", "head_dim must be 32 to 512, found 1024");
+}
+
 static void test_engram(void)
 {
     refuse("[1, 6]", "[6, 1]", "engram_layer_ids must ascend");
@@ -198,6 +204,7 @@ int main(void)
     test_toys();
     test_walk();
     test_primes();
+    test_head_dim();
     test_engram();
     test_draft();
     refuse("1, 1, 0, 0, 0]", "1, 1, 0, 1, 0]", "draft stages must be 0");

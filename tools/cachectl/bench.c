@@ -11,6 +11,7 @@
 #include "tools/cachectl/bench_gemm.h"
 #include "tools/cachectl/bench_list.h"
 #include "tools/cachectl/commands.h"
+#include "tools/cachectl/spawn.h"
 
 #include <string.h>
 
@@ -48,8 +49,11 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     if (strcmp(argv[0], "gemm") == 0) return bench_gemm(ctl, options.quick, hot);
     if (strcmp(argv[0], "rpc") == 0) return bench_rpc(ctl, daemon, options.quick);
     for (size_t i = 0; i < KV_ARRAY_COUNT(engine_benches); i++)
-        if (strcmp(argv[0], engine_benches[i].name) == 0)
-            return engine_benches[i].run(ctl, &options);
+        if (strcmp(argv[0], engine_benches[i].name) == 0) {
+            code = engine_benches[i].run(ctl, &options);
+            if (code != 0 && spawn_interrupted()) ctl_error("interrupted");
+            return code;
+        }
     ctl_error("no benchmark is called %.64s: see cachectl bench --help", argv[0]);
     return CLIENT_EXIT_NOT_FOUND;
 }

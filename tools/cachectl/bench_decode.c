@@ -42,7 +42,7 @@ static bool crowd_init(struct crowd *own, struct eng_model *model, uint32_t room
         bench_ids(model, i + 1, own->ids[i], CONTEXT + room);
         if (!bench_session_init(&own->sessions[i], model, CONTEXT + room, false)) return false;
         eng_prefill_begin(own->sessions[i].session, own->ids[i], 0, CONTEXT);
-        bench_finish_runs(&own->all[i], 1);
+        if (!bench_finish_long_runs(&own->all[i], 1)) return false;
     }
     return true;
 }

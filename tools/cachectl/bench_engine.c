@@ -39,8 +39,10 @@ static bool run_to_end(char *const argv[])
 
     if (pid == 0) {
         ctl_error("cannot start %s", argv[0]);
-    } else if (waitpid(pid, &status, 0) != pid) {
+    } else if (!spawn_wait(pid, &status)) {
         ctl_error("cannot wait for %s: %s", argv[0], strerror(errno));
+    } else if (spawn_interrupted()) {
+        return false;
     } else if (WIFSIGNALED(status)) {
         ctl_error("%s was ended by signal %d", argv[0], WTERMSIG(status));
     } else if (WEXITSTATUS(status) != 0) {
@@ -71,6 +73,7 @@ int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_option
         ret_dir->made = false;
         return CLIENT_EXIT_NOT_FOUND;
     }
+    spawn_hold_signals();
     if (mkdtemp(ret_dir->path) == NULL) {
         ctl_error("cannot make the directory %s: %s", ret_dir->path, strerror(errno));
         ret_dir->made = false;
@@ -185,7 +188,7 @@ static struct eng_piece piece_of(const struct bench_session *own, uint32_t encod
     return piece;
 }
 
-void bench_finish_runs(struct bench_session *const *sessions, uint32_t count)
+static bool run_passes(struct bench_session *const *sessions, uint32_t count, bool may_stop)
 {
     struct eng_model *model = sessions[0]->model;
     struct eng_piece pieces[64];
@@ -203,7 +206,19 @@ void bench_finish_runs(struct bench_session *const *sessions, uint32_t count)
             decode -= piece.decode;
         }
         if (used > 0) eng_pass(model, pieces, used);
+        if (may_stop && spawn_interrupted()) return false;
     } while (used > 0);
+    return true;
+}
+
+void bench_finish_runs(struct bench_session *const *sessions, uint32_t count)
+{
+    (void)run_passes(sessions, count, false);
+}
+
+bool bench_finish_long_runs(struct bench_session *const *sessions, uint32_t count)
+{
+    return run_passes(sessions, count, true);
 }
 
 void bench_ids(const struct eng_model *model, uint32_t seed, uint32_t *ids, uint32_t count)

@@ -61,6 +61,9 @@ void bench_session_copy(struct bench_session *to, const struct bench_session *fr
 /* Runs the begun runs of `count` sessions to their ends, pass after pass, all in one pass where
  * they fit. */
 void bench_finish_runs(struct bench_session *const *sessions, uint32_t count);
+/* The same, but it stops when this program is to end; false then, and the sessions can only be
+ * destroyed or reset. */
+bool bench_finish_long_runs(struct bench_session *const *sessions, uint32_t count);
 
 /* Tokens drawn from `seed`, without the special ones. */
 void bench_ids(const struct eng_model *model, uint32_t seed, uint32_t *ids, uint32_t count);

@@ -31,9 +31,9 @@ static bool run_prefill(void *context, double *ret_seconds)
     bench_session_reset(prefill->session);
     const double began = bench_now();
     eng_prefill_begin(prefill->session->session, prefill->ids, 0, prefill->tokens);
-    bench_finish_runs(one, 1);
+    const bool done = bench_finish_long_runs(one, 1);
     *ret_seconds = bench_now() - began;
-    return true;
+    return done;
 }
 
 /* Resident memory that is not a mapped file, in bytes. */
@@ -55,16 +55,17 @@ static uint64_t less(uint64_t a, uint64_t b)
 }
 
 /* One long prefill, before anything else has run in this process.  before: what it held without
- * the model.  Returns what it holds beyond that, the session's pages and its windows: the engine's
- * scratch, and weights that are not mapped, if there are any. */
-static uint64_t memory_beyond(struct bench_session *ced, const uint32_t *ids, uint32_t tokens,
-                              uint64_t before)
+ * the model.  *ret_bytes: what it holds beyond that, the session's pages and its windows: the
+ * engine's scratch, and weights that are not mapped, if there are any.  false: interrupted. */
+static bool memory_beyond(struct bench_session *ced, const uint32_t *ids, uint32_t tokens,
+                          uint64_t before, uint64_t *ret_bytes)
 {
     struct prefill prefill = {ced, ids, tokens};
     double seconds;
-    (void)run_prefill(&prefill, &seconds);
+    if (!run_prefill(&prefill, &seconds)) return false;
     const uint64_t held = bench_session_page_bytes(ced) + eng_model_layout(ced->model)->image_bytes;
-    return less(less(own_memory(), before), held);
+    *ret_bytes = less(less(own_memory(), before), held);
+    return true;
 }
 
 static json_t *facts(const struct eng_model *model, uint32_t tokens, uint64_t beyond)
@@ -133,7 +134,9 @@ int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options)
     if (one == NULL || !bench_session_init(&ced, one, most, false)) code = CLIENT_EXIT_FAILED;
     if (code == 0) {
         bench_ids(one, 1, ids, most);
-        beyond = memory_beyond(&ced, ids, most, before);
+        if (!memory_beyond(&ced, ids, most, before, &beyond)) code = CLIENT_EXIT_FAILED;
+    }
+    if (code == 0) {
         two = bench_model_open(&dir, (uint32_t)options->threads, true);
         if (two == NULL || !bench_session_init(&all, two, most, true)) code = CLIENT_EXIT_FAILED;
     }

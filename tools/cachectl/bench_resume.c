@@ -133,7 +133,7 @@ static bool resume_init(struct resume *own, struct eng_model *model, const uint3
         !bench_session_init(&own->work, model, room, false))
         return false;
     eng_prefill_begin(own->kept.session, ids, 0, tokens);
-    bench_finish_runs(one, 1);
+    if (!bench_finish_long_runs(one, 1)) return false;
     own->state = header.state = eng_session_state(own->kept.session);
     memset(own->image, 0, own->image_bytes);
     eng_session_export(own->kept.session, own->image);

@@ -9,6 +9,7 @@
 #include "tools/cachectl/ctl.h"
 #include "tools/version.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,6 +104,16 @@ static int run(struct ctl *ctl, int argc, char **argv)
     return command->run(ctl, command, count, own);
 }
 
+/* What was printed is written out; that it could not be is a failure, told here for all commands.
+ * Not for a pipe whose reader has seen enough. */
+static int flush(int code)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return code;
+    if (errno != EPIPE) ctl_error("stdout: %s", errno != 0 ? strerror(errno) : "write error");
+    return code == CLIENT_EXIT_OK ? CLIENT_EXIT_FAILED : code;
+}
+
 int main(int argc, char **argv)
 {
     const char *no_color = getenv("NO_COLOR");
@@ -128,11 +139,11 @@ int main(int argc, char **argv)
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             print_help();
-            return CLIENT_EXIT_OK;
+            return flush(CLIENT_EXIT_OK);
         }
         if (strcmp(argv[i], "--version") == 0) {
             (void)printf("cachectl %s (commit %s)\n", CACHECTL_VERSION, CACHECTL_COMMIT);
-            return CLIENT_EXIT_OK;
+            return flush(CLIENT_EXIT_OK);
         }
         if (!ctl_parse_global(&ctl, argc, argv, &i, &code)) {
             ctl_error("unknown flag %s; `cachectl --help` lists them", argv[i]);
@@ -142,9 +153,7 @@ int main(int argc, char **argv)
     }
     if (i == argc) {
         print_help();
-        return CLIENT_EXIT_USAGE;
+        return flush(CLIENT_EXIT_USAGE);
     }
-    code = run(&ctl, argc - i, argv + i);
-    if (fflush(stdout) != 0 && code == CLIENT_EXIT_OK) code = CLIENT_EXIT_FAILED;
-    return code;
+    return flush(run(&ctl, argc - i, argv + i));
 }

@@ -14,10 +14,12 @@
 #include "tools/cachectl/commands.h"
 #include "tools/cachectl/model_common.h"
 #include "tools/cachectl/model_run_tensors.h"
+#include "tools/cachectl/spawn.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #define NOT_GIVEN UINT64_MAX
@@ -94,7 +96,8 @@ static bool parse_isa(const char *text, enum eng_isa *ret_isa)
     return false;
 }
 
-static bool check_options(const struct model_run_options *options, uint64_t chunk)
+static bool check_options(const struct model_run_options *options, uint64_t chunk,
+                          uint64_t threads)
 {
     if (options->tokens == NULL || options->dump == NULL) {
         ctl_error("%s is missing; `cachectl model run --help` says more",
@@ -110,11 +113,38 @@ static bool check_options(const struct model_run_options *options, uint64_t chun
                   ENG_PASS_ROWS_MAX, (unsigned long long)chunk);
         return false;
     }
+    if (threads > KV_ENGINE_THREADS_MAX) {
+        ctl_error("--threads must be at most %u, found %llu", KV_ENGINE_THREADS_MAX,
+                  (unsigned long long)threads);
+        return false;
+    }
     return true;
 }
 
-/* The ids of FILE; `vocab` bounds them.  NULL: the sentence is printed. */
-static uint32_t *read_tokens(const char *path, uint32_t vocab, uint32_t *ret_count)
+/* The dump takes its place by a rename: over the input, or a device, that would be a loss. */
+static bool check_output(const struct model_run_options *options)
+{
+    char part[4096];
+    struct stat in, out;
+
+    (void)snprintf(part, sizeof(part), "%s.part", options->dump);
+    const char *const paths[] = {options->dump, part};
+    for (size_t i = 0; i < KV_ARRAY_COUNT(paths); i++) {
+        if (lstat(paths[i], &out) != 0) continue;
+        if (!S_ISREG(out.st_mode)) {
+            ctl_error("%s: not a regular file", paths[i]);
+            return false;
+        }
+        if (stat(options->tokens, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+            ctl_error("%s: --dump would replace the tokens", paths[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The ids of FILE.  NULL: the sentence is printed. */
+static uint32_t *read_tokens(const char *path, uint32_t *ret_count)
 {
     FILE *file = fopen(path, "rb");
     uint8_t bytes[4];
@@ -143,17 +173,12 @@ static uint32_t *read_tokens(const char *path, uint32_t vocab, uint32_t *ret_cou
         }
         ids[count++] = kv_load32(bytes);
     }
-    uint32_t good = 0;
-    while (good < count && ids[good] < vocab)
-        good++;
     if (ferror(file)) {
         ctl_error("%s: %s", path, strerror(errno));
     } else if (got != 0) {
         ctl_error("%s: not a multiple of 4 bytes: ids are unsigned 32-bit little endian", path);
     } else if (count == 0) {
         ctl_error("%s: no tokens", path);
-    } else if (good < count) {
-        ctl_error("%s: token %u is id %u, the vocabulary has %u", path, good, ids[good], vocab);
     } else {
         (void)fclose(file);
         *ret_count = count;
@@ -164,6 +189,18 @@ fail:
     (void)fclose(file);
     free(ids);
     return NULL;
+}
+
+static bool check_tokens(const struct runner *runner)
+{
+    const uint32_t vocab = eng_model_layout(runner->model)->vocab_tokens;
+    uint32_t good = 0;
+    while (good < runner->count && runner->ids[good] < vocab)
+        good++;
+    if (good == runner->count) return true;
+    ctl_error("%s: token %u is id %u, the vocabulary has %u", runner->options->tokens, good,
+              runner->ids[good], vocab);
+    return false;
 }
 
 static int fail(const struct kv_error *err)
@@ -218,7 +255,7 @@ static struct eng_piece next_piece(const struct runner *runner, struct eng_run_l
         .session = runner->session, .encode = encode, .decode = KV_MIN(left.decode, decode)};
 }
 
-static void prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
+static int prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
 {
     const uint64_t begin = now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
@@ -228,6 +265,10 @@ static void prefill(struct runner *runner, const char *what, uint32_t from, uint
     while (left = eng_run_left(runner->session), left.encode > 0 || left.decode > 0) {
         const struct eng_piece piece = next_piece(runner, left);
         eng_pass(runner->model, &piece, 1);
+        if (spawn_interrupted()) {
+            ctl_error("interrupted");
+            return CLIENT_EXIT_FAILED;
+        }
         const uint64_t now = now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
@@ -235,6 +276,22 @@ static void prefill(struct runner *runner, const char *what, uint32_t from, uint
                 to - from - left.encode + piece.encode, to - from,
                 (unsigned long long)(now - begin) / 1000);
     }
+    return CLIENT_EXIT_OK;
+}
+
+/* Runs [0, at) and makes an image of what is there then. */
+static int run_to_image(struct runner *runner, uint32_t at, uint8_t *image,
+                        struct kv_image_header *ret_header)
+{
+    const struct kv_layout *layout = eng_model_layout(runner->model);
+    struct kv_error err = {0};
+
+    const int code = prefill(runner, "before the resume point", 0, at);
+    if (code != CLIENT_EXIT_OK) return code;
+    ret_header->state = eng_session_state(runner->session);
+    eng_session_export(runner->session, image);
+    kv_image_seal(layout, image, ret_header);
+    return kv_image_decode(layout, image, ret_header, &err) == KV_OK ? CLIENT_EXIT_OK : fail(&err);
 }
 
 /* Runs [0, resume_at), then a fresh session stands there: from its image, or with rows alone. */
@@ -243,19 +300,15 @@ static int resume(struct runner *runner)
     const uint32_t at = runner->options->resume_at;
     const struct kv_layout *layout = eng_model_layout(runner->model);
     struct kv_image_header header = {0};
-    struct kv_error err = {0};
+    kv_status status = KV_OK;
     uint8_t *image = calloc(1, layout->image_bytes);
 
     if (image == NULL) {
         ctl_error("no memory for an image of %u bytes", layout->image_bytes);
         return CLIENT_EXIT_FAILED;
     }
-    prefill(runner, "before the resume point", 0, at);
-    header.state = eng_session_state(runner->session);
-    eng_session_export(runner->session, image);
-    kv_image_seal(layout, image, &header);
-    kv_status status = kv_image_decode(layout, image, &header, &err);
-    int code = status == KV_OK ? make_session(runner) : fail(&err);
+    int code = run_to_image(runner, at, image, &header);
+    if (code == CLIENT_EXIT_OK) code = make_session(runner);
     if (code == CLIENT_EXIT_OK && runner->options->replay)
         eng_session_rows_only(runner->session, runner->ids, at);
     else if (code == CLIENT_EXIT_OK)
@@ -360,9 +413,11 @@ static int run_and_dump(struct runner *runner)
         memcpy(model_dump_data(&tensors.dump, tensors.tokens), runner->ids, to * sizeof(uint32_t));
         run_tensors_probe(&tensors, &probe);
         eng_model_set_probe(runner->model, &probe);
-        prefill(runner, "run", first, to);
-        take_draft(runner, &tensors);
+        code = prefill(runner, "run", first, to);
+        if (code == CLIENT_EXIT_OK) take_draft(runner, &tensors);
         eng_model_set_probe(runner->model, NULL);
+    }
+    if (code == CLIENT_EXIT_OK) {
         take_sources(runner, &tensors);
         if (eng_model_lost(runner->model)) {
             ctl_error("%s: the weights were changed while they were read", options->dir);
@@ -389,18 +444,22 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
     };
     struct runner runner = {.ctl = ctl, .options = options};
     struct kv_error err = {0};
-    uint32_t *ids = NULL;
-
-    if (eng_model_open(&engine, &runner.model, &err) != KV_OK)
-        return model_failure(&err, CLIENT_EXIT_FAILED);
     int code = CLIENT_EXIT_FAILED;
-    ids = read_tokens(options->tokens, eng_model_layout(runner.model)->vocab_tokens, &runner.count);
+
+    uint32_t *ids = read_tokens(options->tokens, &runner.count);
+    if (ids == NULL) return code;
     runner.ids = ids;
-    if (ids != NULL && options->resumes &&
-        (options->resume_at == 0 || options->resume_at >= runner.count))
+    if (options->resumes && (options->resume_at == 0 || options->resume_at >= runner.count)) {
         ctl_error("--resume-at must be 1 to %u: there are %u tokens", runner.count - 1,
                   runner.count);
-    else if (ids != NULL)
+        free(ids);
+        return CLIENT_EXIT_USAGE;
+    }
+    /* Before the engine starts its threads. */
+    spawn_hold_signals();
+    if (eng_model_open(&engine, &runner.model, &err) != KV_OK)
+        code = model_failure(&err, CLIENT_EXIT_FAILED);
+    else if (check_tokens(&runner))
         code = run_and_dump(&runner);
     eng_session_destroy(runner.session);
     for (uint32_t i = 0; i < runner.page_count; i++)
@@ -422,7 +481,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
         {"--dump", ARG_TEXT, "OUT", "the safetensors file to write", &options.dump},
         {"--prefill", ARG_TEXT, "MODE", "ced (default) or all: decoder over every token",
          &prefill_text},
-        {"--chunk", ARG_COUNT, "N", "tokens of a pass (default 256)", &chunk},
+        {"--chunk", ARG_COUNT, "N", "tokens of a pass (0, the default: 256)", &chunk},
         {"--resume-at", ARG_COUNT, "N", "go on from an image taken at N", &resume_at},
         {"--replay", ARG_FLAG, NULL, "go on from rows alone: the last window is rerun",
          &options.replay},
@@ -437,8 +496,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.resumes = resume_at != NOT_GIVEN;
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
     options.chunk = (uint32_t)KV_MIN(chunk, ENG_PASS_ROWS_MAX);
-    options.threads = (uint32_t)KV_MIN(threads, 1024);
-    if (!check_options(&options, chunk) ||
+    options.threads = (uint32_t)KV_MIN(threads, KV_ENGINE_THREADS_MAX);
+    if (!check_options(&options, chunk, threads) || !check_output(&options) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
         !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
         !parse_isa(isa_text, &options.isa))

@@ -91,21 +91,46 @@ pid_t spawn_tool(char *const argv[])
     return start(argv, "/dev/null", false);
 }
 
+/* Without those that are ignored (nohup): held back, they would be pending all the same. */
 static void ending_signals(sigset_t *set)
 {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action;
+
     (void)sigemptyset(set);
-    (void)sigaddset(set, SIGINT);
-    (void)sigaddset(set, SIGTERM);
-    (void)sigaddset(set, SIGHUP);
+    for (size_t i = 0; i < KV_ARRAY_COUNT(signals); i++)
+        if (sigaction(signals[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            (void)sigaddset(set, signals[i]);
+}
+
+void spawn_hold_signals(void)
+{
+    sigset_t held;
+
+    ending_signals(&held);
+    (void)pthread_sigmask(SIG_BLOCK, &held, NULL);
 }
 
 bool spawn_interrupted(void)
 {
-    sigset_t pending;
+    sigset_t pending, ending;
 
-    if (sigpending(&pending) != 0) return false;
-    return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 ||
-           sigismember(&pending, SIGHUP) == 1;
+    ending_signals(&ending);
+    return sigpending(&pending) == 0 && sigandset(&pending, &pending, &ending) == 0 &&
+           !sigisemptyset(&pending);
+}
+
+bool spawn_wait(pid_t pid, int *ret_status)
+{
+    pid_t ended = 0;
+    bool killed = false;
+
+    while (ended == 0 || (ended < 0 && errno == EINTR)) {
+        if (!killed && spawn_interrupted()) killed = kill(pid, SIGTERM) == 0;
+        ended = waitpid(pid, ret_status, WNOHANG);
+        if (ended == 0) sleep_ms(20);
+    }
+    return ended == pid;
 }
 
 bool spawn_wait_ready(const char *endpoint, pid_t pid, uint32_t timeout_ms)
@@ -120,7 +145,7 @@ bool spawn_wait_ready(const char *endpoint, pid_t pid, uint32_t timeout_ms)
         (void)clock_gettime(CLOCK_MONOTONIC, &now);
         const int64_t waited =
             (now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000;
-        if (waited > timeout_ms) return false;
+        if (waited > timeout_ms || spawn_interrupted()) return false;
         if (pid > 0 && waitpid(pid, NULL, WNOHANG) == pid) return false;
         /* A channel that failed to connect waits a second and more before it tries again; a new one
          * tries at once. */
@@ -225,12 +250,10 @@ int spawn_start(const struct ctl *ctl, const struct spawn_options *options, stru
 {
     char daemon[1024], flag[] = "--config", conf[SPAWN_PATH_BYTES];
     const char *tmp = getenv("TMPDIR");
-    sigset_t held;
 
     *ret = (struct spawn){0};
-    ending_signals(&held);
     /* Before C core starts its threads: they inherit the mask. */
-    (void)pthread_sigmask(SIG_BLOCK, &held, NULL);
+    spawn_hold_signals();
     /* A socket's path may have 107 bytes. */
     if (!tmp || strlen(tmp) > 60 || tmp[0] != '/') tmp = "/tmp";
     if (options->daemon) {
@@ -260,8 +283,10 @@ int spawn_start(const struct ctl *ctl, const struct spawn_options *options, stru
         ctl_say(ctl, "started %s with backend %s in %s", daemon, options->backend, ret->dir);
         return CLIENT_EXIT_OK;
     }
-    ctl_error("%s does not serve", daemon);
-    say_last_line(ret->log);
+    if (!spawn_interrupted()) {
+        ctl_error("%s does not serve", daemon);
+        say_last_line(ret->log);
+    }
     (void)kill(ret->pid, SIGKILL);
     (void)waitpid(ret->pid, NULL, 0);
 

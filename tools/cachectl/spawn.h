@@ -29,12 +29,16 @@ struct spawn {
 };
 
 /* Starts it and waits until it serves.  Returns an exit code; after 0 spawn_stop() must follow.
- * From here on SIGINT, SIGTERM and SIGHUP wait until spawn_interrupted() is asked. */
+ * From here on SIGINT, SIGTERM and SIGHUP are held, as with spawn_hold_signals(). */
 int spawn_start(const struct ctl *ctl, const struct spawn_options *options, struct spawn *ret);
 
 /* Stops it and removes its directory; keeps the directory and says where when the daemon did not
  * end well.  Returns false then. */
 bool spawn_stop(struct spawn *spawn);
+
+/* From here on SIGINT, SIGTERM and SIGHUP wait until spawn_interrupted() is asked.  For commands
+ * that have something to remove; before they start threads, which inherit it. */
+void spawn_hold_signals(void);
 
 /* Whether the user, or the system, wants this program to end. */
 bool spawn_interrupted(void);
@@ -42,6 +46,10 @@ bool spawn_interrupted(void);
 /* Runs argv with stdin from /dev/null and stdout and stderr appended to log_path (NULL: inherited).
  * 0: it could not be started. */
 pid_t spawn_process(char *const argv[], const char *log_path);
+
+/* Waits for its end, and asks it to end when this program is to.  false: there is nothing to wait
+ * for. */
+bool spawn_wait(pid_t pid, int *ret_status);
 
 /* The same, but stdout goes nowhere and stderr is inherited: only what goes wrong is seen. */
 pid_t spawn_tool(char *const argv[]);
