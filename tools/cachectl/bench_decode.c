@@ -217,7 +217,7 @@ int bench_batch_replay(struct ctl *ctl, const struct bench_engine_options *optio
     if (code == 0 && (model == NULL || every == NULL || !crowd_init(&crowd, model, 8) ||
                       !add_long(&crowd, model, false) || !add_long(&other, every, true)))
         code = CLIENT_EXIT_FAILED;
-    if (code == 0) code = measure_replays(ctl, &crowd, &other, options->quick ? 5 : 7, pairs);
+    if (code == 0) code = measure_replays(ctl, &crowd, &other, options->quick ? 3 : 7, pairs);
     if (code == 0)
         code = bench_pairs_report(
             ctl, "batch-replay", pairs, KV_ARRAY_COUNT(pairs),
