@@ -15,11 +15,6 @@
 
 #define ENG_LANES 16u
 
-static inline uint32_t eng_pad_lanes(uint32_t n)
-{
-    return (n + ENG_LANES - 1) / ENG_LANES * ENG_LANES;
-}
-
 /* One query against its keys (the model's specification, section 2.3).  Columns stand in blocks of
  * 64; a key is `dim` floats and serves as its value. */
 struct eng_attend_args {

@@ -6,32 +6,12 @@
 #include "engine/backend/kernels/compute.h"
 #include "engine/model/quant.h"
 #include "tests/harness.h"
+#include "tests/unit/kernels_draw.h"
 
 #include <math.h>
 
 #define WINDOW_MAX 200u
 #define LIST_MAX 150u
-
-static uint64_t state = 1;
-
-static uint32_t draw(void)
-{
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 32);
-}
-
-static float draw_float(void)
-{
-    return (float)(int32_t)draw() * 0x1p-31f;
-}
-
-static void *take(size_t bytes)
-{
-    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    EXPECT(memory != NULL);
-    memset(memory, 0, (bytes + 63) / 64 * 64);
-    return memory;
-}
 
 /* Packed rows and what they decode to. */
 struct store {
