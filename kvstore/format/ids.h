@@ -1,7 +1,8 @@
 #pragma once
 
-/* Identities as distinct types, so that one is never passed for another.  All are digests: two
- * different names never share an id because names enter the hash with their length first. */
+/* Identities as distinct types, so that one is never passed for another.  Those of names are
+ * digests: two different names never share an id because names enter the hash with their length
+ * first. */
 
 #include <stdint.h>
 #include <string.h>
@@ -18,6 +19,11 @@ struct kv_session_id {
  * checkpoint of other kernels has that id already: ... || the kernel family at each of these
  * positions and at t, u64 LE each). */
 struct kv_checkpoint_id {
+    uint8_t bytes[16];
+};
+
+/* Random, drawn when a state directory is made: what belongs to it names it. */
+struct kv_directory_id {
     uint8_t bytes[16];
 };
 
