@@ -1,8 +1,7 @@
 /*
- * Encodes and checks the records of the manifest.  Version 1, but for nodes, by offset:
+ * Encodes and checks the records of the manifest.  All are of version 1; by offset:
  *
- *   store    0 version, 1 model 32 B, 33 u64 boots, 41 u32 page_bytes, 45 u32 window_tokens,
- *            49 crc
+ *   store    0 version, 1 directory 16 B, 17 model 32 B, 49 u64 boots, 57 crc
  *   user     0 version, 1 salt 32 B, 33 u8 name length, 34 name, crc
  *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms,
  *            34 u64 ttl_ms, 42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length,
@@ -10,13 +9,10 @@
  *            77 u32 claimed_tokens, 81 name, parent name, crc
  *   node     0 version, 1 id 16 B, 17 u8 has_parent, 18 parent 16 B, 34 u64 model_tag,
  *            42 u32 tokens, 46 digest 32 B, 78 u8 kind, 79 u64 created_ms, 87 u64 used_ms,
- *            95 u8 replay count, 96 u32 page count, 100 u32 each replay, u64 each page uid,
- *            version 2: u64 kernels, not 0; crc
+ *            95 u8 replay count, 96 u32 page count, 100 u64 kernels (0: not known),
+ *            108 u32 each replay, u64 each page uid, crc
  *   page     0 version, 1 u64 uid, 9 u32 ssd_page, 13 u64 generation, 21 u32 position,
  *            25 u32 count, 29 u64 tag, 37 crc
- *
- * A node of version 1 does not say which kernels computed it: what was written before there were
- * several, or where more than one took part.  It is still read and written.
  *
  * A value has one encoding: a length follows from its contents, absent ids are zeros, flags are 0
  * or 1, and a decoder refuses anything else.  The checksum is compared before any field is read.
@@ -30,9 +26,9 @@
 
 #include <assert.h>
 
-enum { RECORD_VERSION = 1, RECORD_VERSION_KERNELS = 2, CRC_BYTES = 4, KERNELS_BYTES = 8 };
+enum { RECORD_VERSION = 1, CRC_BYTES = 4 };
 
-enum { STORE_BYTES = 49, USER_FIXED = 34, SESSION_FIXED = 81, NODE_FIXED = 100, PAGE_BYTES = 37 };
+enum { STORE_BYTES = 57, USER_FIXED = 34, SESSION_FIXED = 81, NODE_FIXED = 108, PAGE_BYTES = 37 };
 
 _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
 _Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
@@ -49,17 +45,13 @@ static uint32_t seal(uint8_t *buf, uint32_t bytes)
     return bytes + CRC_BYTES;
 }
 
-/* The value is at least fixed_bytes and a checksum long, and undamaged. */
-static bool is_whole(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
+/* The value is at least fixed_bytes and a checksum long, undamaged, and of our version. */
+static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
 {
     if (bytes < fixed_bytes + CRC_BYTES) return false;
     const uint32_t body_bytes = bytes - CRC_BYTES;
-    return kv_load32(value + body_bytes) == kv_checksum(value, body_bytes);
-}
-
-static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
-{
-    return is_whole(value, bytes, fixed_bytes) && value[0] == RECORD_VERSION;
+    if (kv_load32(value + body_bytes) != kv_checksum(value, body_bytes)) return false;
+    return value[0] == RECORD_VERSION;
 }
 
 /* An optional id is 16 zero bytes when its flag is 0. */
@@ -99,10 +91,9 @@ static bool read_name(const uint8_t *at, uint32_t length, char *ret_name)
 uint32_t kv_record_store_encode(const struct kv_record_store *record, uint8_t *buf)
 {
     buf[0] = RECORD_VERSION;
-    memcpy(buf + 1, record->model.bytes, sizeof(record->model.bytes));
-    kv_store64(buf + 33, record->boots);
-    kv_store32(buf + 41, record->page_bytes);
-    kv_store32(buf + 45, record->window_tokens);
+    memcpy(buf + 1, record->directory.bytes, sizeof(record->directory.bytes));
+    memcpy(buf + 17, record->model.bytes, sizeof(record->model.bytes));
+    kv_store64(buf + 49, record->boots);
     return seal(buf, STORE_BYTES);
 }
 
@@ -112,12 +103,9 @@ kv_status kv_record_store_decode(const uint8_t *value, uint32_t bytes,
     if (!is_sound(value, bytes, STORE_BYTES)) return KV_CORRUPT;
     if (bytes != STORE_BYTES + CRC_BYTES) return KV_CORRUPT;
 
-    struct kv_record_store record = {
-        .boots = kv_load64(value + 33),
-        .page_bytes = kv_load32(value + 41),
-        .window_tokens = kv_load32(value + 45),
-    };
-    memcpy(record.model.bytes, value + 1, sizeof(record.model.bytes));
+    struct kv_record_store record = {.boots = kv_load64(value + 49)};
+    memcpy(record.directory.bytes, value + 1, sizeof(record.directory.bytes));
+    memcpy(record.model.bytes, value + 17, sizeof(record.model.bytes));
     *ret_record = record;
     return KV_OK;
 }
@@ -215,7 +203,7 @@ static bool are_replays_valid(const uint32_t *replays, uint32_t count, uint32_t 
 uint32_t kv_record_node_max(uint32_t page_count)
 {
     assert(page_count <= KV_PAGES_PER_SESSION_MAX);
-    return NODE_FIXED + 4u * KV_REPLAYS_MAX + 8u * page_count + KERNELS_BYTES + CRC_BYTES;
+    return NODE_FIXED + 4u * KV_REPLAYS_MAX + 8u * page_count + CRC_BYTES;
 }
 
 uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf)
@@ -225,8 +213,7 @@ uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf
     assert(record->page_count <= kv_pages_for(record->tokens));
     assert(are_replays_valid(record->replays, record->replay_count, record->tokens));
 
-    const bool has_kernels = record->kernels != KV_KERNELS_UNKNOWN;
-    buf[0] = has_kernels ? RECORD_VERSION_KERNELS : RECORD_VERSION;
+    buf[0] = RECORD_VERSION;
     memcpy(buf + 1, record->id.bytes, sizeof(record->id.bytes));
     write_optional_id(record->has_parent, record->parent.bytes, buf + 17, buf + 18);
     kv_store64(buf + 34, record->model_tag);
@@ -237,22 +224,18 @@ uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf
     kv_store64(buf + 87, record->used_ms);
     buf[95] = (uint8_t)record->replay_count;
     kv_store32(buf + 96, record->page_count);
+    kv_store64(buf + 100, record->kernels);
     for (uint32_t i = 0; i < record->replay_count; i++)
         kv_store32(buf + NODE_FIXED + 4u * i, record->replays[i]);
     const uint32_t uids_at = NODE_FIXED + 4u * record->replay_count;
     if (record->page_count > 0) memcpy(buf + uids_at, record->page_uids, 8u * record->page_count);
-    const uint32_t end = uids_at + 8u * record->page_count;
-    if (!has_kernels) return seal(buf, end);
-    kv_store64(buf + end, record->kernels);
-    return seal(buf, end + KERNELS_BYTES);
+    return seal(buf, uids_at + 8u * record->page_count);
 }
 
 kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
                                 struct kv_record_node *ret_record)
 {
-    if (!is_whole(value, bytes, NODE_FIXED)) return KV_CORRUPT;
-    const bool has_kernels = value[0] == RECORD_VERSION_KERNELS;
-    if (!has_kernels && value[0] != RECORD_VERSION) return KV_CORRUPT;
+    if (!is_sound(value, bytes, NODE_FIXED)) return KV_CORRUPT;
 
     struct kv_record_node record = {
         .model_tag = kv_load64(value + 34),
@@ -262,17 +245,13 @@ kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
         .used_ms = kv_load64(value + 87),
         .replay_count = value[95],
         .page_count = kv_load32(value + 96),
+        .kernels = kv_load64(value + 100),
     };
     if (record.tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
     if (record.replay_count > KV_REPLAYS_MAX) return KV_CORRUPT;
     if (record.page_count > kv_pages_for(record.tokens)) return KV_CORRUPT;
     const uint32_t uids_at = NODE_FIXED + 4u * record.replay_count;
-    const uint32_t end = uids_at + 8u * record.page_count;
-    if (bytes != end + (has_kernels ? KERNELS_BYTES : 0u) + CRC_BYTES) return KV_CORRUPT;
-    if (has_kernels) {
-        record.kernels = kv_load64(value + end);
-        if (record.kernels == KV_KERNELS_UNKNOWN) return KV_CORRUPT;
-    }
+    if (bytes != uids_at + 8u * record.page_count + CRC_BYTES) return KV_CORRUPT;
 
     for (uint32_t i = 0; i < record.replay_count; i++)
         record.replays[i] = kv_load32(value + NODE_FIXED + 4u * i);

@@ -1,11 +1,11 @@
 #pragma once
 
 /*
- * Keys and values of the manifest; integers little-endian; every value starts with a
- * version byte and ends with a CRC-32C of what comes before.  No token ids stand here: digests are
- * salted per user.  Pure; any thread.
+ * Keys and values of the manifest (docs/format.md); integers little-endian; every value starts with
+ * a version byte and ends with a CRC-32C of what comes before.  No token ids stand here: digests
+ * are salted per user.  Pure; any thread.
  *
- *   "M"                                  store: fingerprint, boot count, page and segment size
+ *   "M"                                  store: directory, fingerprint, boot count
  *   "U" user(16)                         user: name, salt
  *   "S" session(16)                      session
  *   "T" session(16) "N" checkpoint(16)   node of that session's tree
@@ -24,10 +24,9 @@
 #define KV_RECORD_KEY_MAX 40u
 
 struct kv_record_store {
-    struct kv_digest model;
-    uint64_t boots; /* Starts so far: the high half of generations. */
-    uint32_t page_bytes;
-    uint32_t window_tokens;
+    struct kv_directory_id directory; /* As in the superblock. */
+    struct kv_digest model;           /* Served last. */
+    uint64_t boots;                   /* Starts so far: the high half of generations. */
 };
 
 struct kv_record_user {

@@ -23,7 +23,8 @@ enum {
     AT_USER = 32,
     AT_MODEL = 48,
     AT_CHAIN = 80,
-    AT_ZEROS = 112,
+    AT_DIRECTORY = 112,
+    AT_ZEROS = 128, /* Cipher, key, nonce and tag among them. */
 };
 
 static uint32_t page_checksum(const struct kv_layout *layout, const uint8_t *page)
@@ -47,6 +48,7 @@ void kv_page_seal(const struct kv_layout *layout, uint8_t *page,
     memcpy(page + AT_USER, header->user.bytes, sizeof(header->user.bytes));
     memcpy(page + AT_MODEL, header->model.bytes, sizeof(header->model.bytes));
     memcpy(page + AT_CHAIN, header->chain.bytes, sizeof(header->chain.bytes));
+    memcpy(page + AT_DIRECTORY, header->directory.bytes, sizeof(header->directory.bytes));
     kv_store32(page + AT_CHECKSUM, page_checksum(layout, page));
 }
 
@@ -88,6 +90,7 @@ static void read_fields(const uint8_t *page, struct kv_page_header *header)
     memcpy(header->user.bytes, page + AT_USER, sizeof(header->user.bytes));
     memcpy(header->model.bytes, page + AT_MODEL, sizeof(header->model.bytes));
     memcpy(header->chain.bytes, page + AT_CHAIN, sizeof(header->chain.bytes));
+    memcpy(header->directory.bytes, page + AT_DIRECTORY, sizeof(header->directory.bytes));
 }
 
 kv_status kv_page_verify(const struct kv_layout *layout, const uint8_t *page,
@@ -98,6 +101,8 @@ kv_status kv_page_verify(const struct kv_layout *layout, const uint8_t *page,
 
     struct kv_page_header found;
     read_fields(page, &found);
+    if (!kv_id_equal(found.directory.bytes, want->directory.bytes))
+        return KV_FAIL(err, KV_CORRUPT, "page: belongs to another state directory");
     if (found.count != want->count)
         return KV_FAIL(err, KV_CORRUPT, "page: count %u, expected %u", found.count, want->count);
     if (found.position != want->position)

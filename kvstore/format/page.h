@@ -1,7 +1,8 @@
 #pragma once
 
 /*
- * Header of a page of rows: the same bytes in HBM, on the wire and on SSD.  Version 1, by offset:
+ * Header of a page of rows: the same bytes in HBM and on SSD (docs/format.md).  Layout version 1,
+ * by offset:
  *
  *     0  magic "KVPAGE1\n"
  *     8  u32 checksum: CRC-32C of bytes 12 .. page_bytes
@@ -12,9 +13,12 @@
  *    32  user id, 16 B
  *    48  model fingerprint, 32 B
  *    80  chain digest D_k at the page's start, 32 B
- *   112  zeros
+ *   112  directory id, 16 B
+ *   128  cipher, key, nonce and tag, 36 B: zeros, as long as nothing is encrypted
+ *   164  zeros
  *
- * A page is bound to user, model and the tokens before it, not to a session: forks share it.
+ * A page is bound to its directory, user, model and the tokens before it, not to a session: forks
+ * share it.
  * Pure; any thread.  The page must be kv_layout.page_bytes long.
  */
 
@@ -29,6 +33,7 @@ struct kv_page_header {
     struct kv_user_id user;
     struct kv_digest model;
     struct kv_digest chain;
+    struct kv_directory_id directory;
 };
 
 /* Writes the header and the checksum.  Bytes beyond `count` tokens must already be zero if the

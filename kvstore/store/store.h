@@ -14,6 +14,7 @@
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/ring.h"
 #include "kvstore/format/layout.h"
+#include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
 #include "kvstore/index/session_index.h"
@@ -49,6 +50,7 @@ struct kv_store_counters {
 struct kv_store {
     struct kv_store_options options;
     struct kv_layout layout;
+    struct kv_superblock superblock; /* Of the directory. */
     struct kv_index *index;
     struct kv_hbm *hbm;
     struct kv_pool *pool;
@@ -65,7 +67,8 @@ struct kv_store {
     bool unloading;        /* Pages that go now leave memory only. */
 };
 
-/* Creates what is missing, recovers what is there.  KV_INVALID: made for another model shape. */
+/* Creates what is missing, recovers what is there.  KV_INVALID: of another layout version, or made
+ * for another model shape or segment size. */
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
                         struct kv_error *err) KV_MUST_CHECK;
 void kv_store_close(struct kv_store *store); /* operations must be 0. */

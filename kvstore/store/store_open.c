@@ -10,6 +10,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/store/directory.h"
 #include "kvstore/store/store_internal.h"
 
 #include <assert.h>
@@ -63,20 +64,6 @@ static void page_freed(void *context, uint32_t index, struct kv_page *page)
         /* Out of memory: the page stays recorded and is found again at the next start. */
         kv_log(store->options.log, KV_LOG_ERROR, "page_leaked", "ssd_page=%u", page->ssd_page);
     }
-}
-
-static kv_status store_record_check(struct kv_store *store, const struct kv_record_store *record,
-                                    struct kv_error *err)
-{
-    if (record->page_bytes != store->layout.page_bytes ||
-        record->window_tokens != store->layout.window_tokens) {
-        return KV_FAIL(err, KV_INVALID,
-                       "state directory '%s' was made for another model shape (page %u B, window "
-                       "%u; this model: page %u B, window %u): use another state.dir",
-                       store->options.dir, record->page_bytes, record->window_tokens,
-                       store->layout.page_bytes, store->layout.window_tokens);
-    }
-    return KV_OK;
 }
 
 struct store_visit {
@@ -170,8 +157,33 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     return KV_OK;
 }
 
-/* Reads the store record, refuses another shape, and counts this start: generations of different
- * runs never meet. */
+static struct kv_ssd_options ssd_options(const struct kv_store *store, const char *dir)
+{
+    return (struct kv_ssd_options){
+        .dir = dir,
+        .bytes_max = store->options.ssd_bytes,
+        .segment_bytes = store->options.segment_bytes,
+        .page_bytes = store->layout.page_bytes,
+        .directory = store->superblock.id,
+    };
+}
+
+static kv_status open_directory(struct kv_store *store, bool *ret_made, struct kv_error *err)
+{
+    /* Settings that cannot work are refused before they are written into a new directory. */
+    const struct kv_ssd_options ssd = ssd_options(store, store->options.dir);
+    const kv_status status = kv_ssd_check(&ssd, err);
+    if (status != KV_OK) return status;
+    const struct kv_superblock want = {
+        .page_bytes = store->layout.page_bytes,
+        .window_tokens = store->layout.window_tokens,
+        .segment_bytes = store->options.segment_bytes,
+        .created_ms = kv_store_now_ms(store),
+    };
+    return kv_directory_open(store->options.dir, &want, &store->superblock, ret_made, err);
+}
+
+/* Reads the store record and counts this start: generations of different runs never meet. */
 static kv_status open_manifest(struct kv_store *store, struct kv_error *err)
 {
     char path[512];
@@ -184,13 +196,11 @@ static kv_status open_manifest(struct kv_store *store, struct kv_error *err)
     struct store_visit visit = {.store = store, .err = err};
     status = kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
     if (status != KV_OK) return status;
-    if (visit.found) {
-        status = store_record_check(store, &visit.record, err);
-        if (status != KV_OK) return status;
-    }
+    if (visit.found && !kv_id_equal(visit.record.directory.bytes, store->superblock.id.bytes))
+        return KV_FAIL(err, KV_INVALID,
+                       "'%s' belongs to another state directory: put this one's own back", path);
+    visit.record.directory = store->superblock.id;
     visit.record.model = store->options.model;
-    visit.record.page_bytes = store->layout.page_bytes;
-    visit.record.window_tokens = store->layout.window_tokens;
     visit.record.boots++;
     store->generation = visit.record.boots << 32;
     const struct kv_manifest_put put = {key, key_bytes, value,
@@ -226,11 +236,8 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
     (void)snprintf(path, sizeof(path), "%s/ssd", options->dir);
     status = make_dir(path, err);
     if (status != KV_OK) return status;
-    return kv_ssd_open(&(struct kv_ssd_options){.dir = path,
-                                                .bytes_max = options->ssd_bytes,
-                                                .segment_bytes = options->segment_bytes,
-                                                .page_bytes = store->layout.page_bytes},
-                       options->ring, &store->ssd, err);
+    const struct kv_ssd_options ssd = ssd_options(store, path);
+    return kv_ssd_open(&ssd, options->ring, &store->ssd, err);
 }
 
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
@@ -242,11 +249,16 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
     store->layout = *options->layout;
     store->options.layout = &store->layout;
 
+    bool made = false;
     kv_status status = make_dir(options->dir, err);
+    if (status != KV_OK) goto fail;
+    status = open_directory(store, &made, err);
     if (status != KV_OK) goto fail;
     status = open_manifest(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
+    if (status != KV_OK) goto fail;
+    if (made) status = kv_directory_sync(options->dir, err); /* The names made just now. */
     if (status != KV_OK) goto fail;
     status = recover(store, err);
     if (status != KV_OK) goto fail;

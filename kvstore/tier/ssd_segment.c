@@ -13,6 +13,7 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/format/segment_header.h"
+#include "kvstore/format/superblock.h"
 
 #include <assert.h>
 #include <fcntl.h>
@@ -58,6 +59,7 @@ static kv_status write_header(const struct kv_ssd_place *place, const char *name
         .segment_bytes = place->segment_bytes,
         .page_bytes = place->page_bytes,
         .number = number,
+        .directory = place->directory,
     };
     kv_segment_header_encode(&header, bytes);
     errno = 0; /* A short write has none of its own. */
@@ -122,8 +124,18 @@ static kv_status check_header(const struct kv_ssd_place *place, const char *name
                               const uint8_t *bytes, struct kv_error *err)
 {
     struct kv_segment_header header;
-    const kv_status status = kv_segment_header_decode(bytes, &header);
+    uint32_t version = 0;
+    const kv_status status = kv_segment_header_decode(bytes, &header, &version);
+    if (status == KV_INVALID)
+        return KV_FAIL(err, KV_INVALID,
+                       "'%s/%s' has layout version %" PRIu32 ", this build reads version %u: take "
+                       "it out of the directory",
+                       place->dir, name, version, KV_LAYOUT_VERSION);
     if (status != KV_OK) return status;
+    if (!kv_id_equal(header.directory.bytes, place->directory.bytes))
+        return KV_FAIL(err, KV_INVALID,
+                       "'%s/%s' belongs to another state directory: take it out of this one",
+                       place->dir, name);
     if (header.page_bytes != place->page_bytes)
         return KV_FAIL(err, KV_INVALID,
                        "'%s/%s' was made for pages of %" PRIu32 " B (another model); this model's "

@@ -4,6 +4,7 @@
  * needs another file.  Owned by: shard. */
 
 #include "kvstore/base/status.h"
+#include "kvstore/format/ids.h"
 
 #include <stdint.h>
 
@@ -14,6 +15,7 @@ struct kv_ssd_place {
     const char *dir; /* For messages. */
     uint64_t segment_bytes;
     uint32_t page_bytes;
+    struct kv_directory_id directory;
 };
 
 /* Makes DIR/segment-NUMBER.kv, which must not exist: reserved in full, header durable, name
@@ -24,8 +26,9 @@ kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t numbe
 /* Opens it, and completes one that a crash left without a header, that was cut, or whose header is
  * damaged: the header says nothing that the name and the settings do not, and each page is verified
  * by itself.  *ret_valid_bytes: how much of the file was there before; pages beyond are gone.
- * *ret_repaired: it was not whole.  KV_INVALID: made with another page or segment size, or under
- * another name. */
+ * *ret_repaired: it was not whole.  KV_INVALID: made with another page or segment size, by
+ * another layout version, for another directory, or under another name; such a file is left as it
+ * is. */
 kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
                               uint64_t *ret_valid_bytes, bool *ret_repaired,
                               struct kv_error *err) KV_MUST_CHECK;

@@ -67,7 +67,7 @@ struct kv_ssd {
 
 /* ---- open and close ---- */
 
-static kv_status options_check(const struct kv_ssd_options *options, struct kv_error *err)
+kv_status kv_ssd_check(const struct kv_ssd_options *options, struct kv_error *err)
 {
     assert(options->page_bytes > 0);
     assert(options->page_bytes % KV_IO_ALIGN == 0);
@@ -177,7 +177,7 @@ static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct 
 kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
                       struct kv_ssd **ret_ssd, struct kv_error *err)
 {
-    kv_status status = options_check(options, err);
+    kv_status status = kv_ssd_check(options, err);
     if (status != KV_OK) return status;
     struct kv_ssd *ssd = calloc(1, sizeof(*ssd));
     if (ssd == NULL) return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
@@ -187,8 +187,10 @@ kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring
     ssd->bytes_max = options->bytes_max;
     ssd->pages_per_segment =
         (uint32_t)((options->segment_bytes - KV_SEGMENT_HEADER_BYTES) / options->page_bytes);
-    ssd->place = (struct kv_ssd_place){
-        .dir_fd = -1, .segment_bytes = options->segment_bytes, .page_bytes = options->page_bytes};
+    ssd->place = (struct kv_ssd_place){.dir_fd = -1,
+                                       .segment_bytes = options->segment_bytes,
+                                       .page_bytes = options->page_bytes,
+                                       .directory = options->directory};
     ssd->dir = strdup(options->dir);
     ssd->place.dir = ssd->dir;
     if (ssd->dir == NULL) {

@@ -12,6 +12,7 @@
 
 #include "kvstore/base/ring.h"
 #include "kvstore/base/status.h"
+#include "kvstore/format/ids.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,12 +26,16 @@ struct kv_ssd_options {
     uint64_t bytes_max;
     uint64_t segment_bytes;
     uint32_t page_bytes;
+    struct kv_directory_id directory;
 };
 
+/* KV_INVALID, in one sentence: bytes_max holds no segment, or a segment no page. */
+kv_status kv_ssd_check(const struct kv_ssd_options *options, struct kv_error *err) KV_MUST_CHECK;
+
 /* Opens what is there, makes the first segment if there is none.  KV_INVALID: a segment was made
- * with another page size (another model) or segment size, or bytes_max holds no segment, one
- * sentence; KV_CORRUPT: a segment's header is unreadable or its file was cut; KV_IO: cannot open,
- * no O_DIRECT, or no space for the first segment. */
+ * with another page size (another model) or segment size or for another directory, or bytes_max
+ * holds no segment, one sentence; KV_CORRUPT: a segment's header is unreadable or its file was cut;
+ * KV_IO: cannot open, no O_DIRECT, or no space for the first segment. */
 kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
                       struct kv_ssd **ret_ssd, struct kv_error *err) KV_MUST_CHECK;
 void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */

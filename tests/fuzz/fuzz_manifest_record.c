@@ -74,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
 {
     static const uint8_t uids[16] = {1, 2, 3};
-    const struct kv_record_store store = {.boots = 3, .page_bytes = 8192, .window_tokens = 16};
+    const struct kv_record_store store = {.directory = {{1, 2}}, .model = {{3}}, .boots = 3};
     const struct kv_record_user user = {.name = "alice", .salt = {7}};
     const struct kv_record_session session = {
         .kind = 1, .epoch = 2, .has_head = true, .name = "s.1", .parent_name = "p"};
@@ -84,6 +84,7 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .replays = {130, 160},
         .replay_count = 2,
         .page_count = 2,
+        .kernels = 0x32337066,
         .page_uids = uids,
     };
     const struct kv_record_page page = {.uid = 1, .position = 128, .count = 72};

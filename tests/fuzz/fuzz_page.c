@@ -14,8 +14,8 @@
 static void check_other_expectations(const struct kv_layout *layout, const uint8_t *page,
                                      const struct kv_page_header *header)
 {
-    struct kv_page_header wants[6];
-    for (int i = 0; i < 6; i++)
+    struct kv_page_header wants[7];
+    for (int i = 0; i < 7; i++)
         wants[i] = *header;
     wants[0].count ^= 1;
     wants[1].position ^= KV_PAGE_TOKENS;
@@ -23,7 +23,8 @@ static void check_other_expectations(const struct kv_layout *layout, const uint8
     wants[3].user.bytes[15] ^= 1;
     wants[4].model.bytes[31] ^= 1;
     wants[5].chain.bytes[0] ^= 1;
-    for (int i = 0; i < 6; i++)
+    wants[6].directory.bytes[8] ^= 1;
+    for (int i = 0; i < 7; i++)
         EXPECT(kv_page_verify(layout, page, &wants[i], NULL) == KV_CORRUPT);
 }
 
@@ -73,6 +74,7 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .user = {{(uint8_t)index}},
         .model = {{1, 2}},
         .chain = {{3, 4}},
+        .directory = {{5, 6}},
     };
     kv_page_clear_after(&layout, buf, header.count);
     kv_page_seal(&layout, buf, &header);

@@ -93,20 +93,20 @@ static void fill(uint8_t *bytes, size_t count, uint8_t from)
 
 static void test_store(void)
 {
-    struct kv_record_store record = {.boots = 7, .page_bytes = 114688, .window_tokens = 128};
+    struct kv_record_store record = {.boots = 7};
     struct kv_record_store got;
     uint8_t buf[KV_RECORD_STORE_MAX];
 
     fill(record.model.bytes, 32, 10);
+    fill(record.directory.bytes, 16, 200);
     const uint32_t bytes = kv_record_store_encode(&record, buf);
-    EXPECT_EQ_U32(bytes, 53);
+    EXPECT_EQ_U32(bytes, 61);
     EXPECT_EQ_U32(buf[0], 1);
-    EXPECT_EQ_U64(kv_load64(buf + 33), 7);
+    EXPECT_EQ_U64(kv_load64(buf + 49), 7);
     EXPECT(kv_record_store_decode(buf, bytes, &got) == KV_OK);
     EXPECT_EQ_MEM(got.model.bytes, record.model.bytes, 32);
     EXPECT_EQ_U64(got.boots, 7);
-    EXPECT_EQ_U32(got.page_bytes, 114688);
-    EXPECT_EQ_U32(got.window_tokens, 128);
+    EXPECT_EQ_MEM(got.directory.bytes, record.directory.bytes, 16);
     check_damage(decode_store, buf, bytes);
     check_refused(decode_store, buf, bytes, 0, 2, 1); /* A version we do not know. */
 }
@@ -268,39 +268,9 @@ static void test_node(void)
     check_refused(decode_node, buf, bytes, 95, 17, 1);         /* Too many replays. */
     check_refused(decode_node, buf, bytes, 96, 1, 4);          /* Fewer pages than bytes. */
     check_refused(decode_node, buf, bytes, 96, 0x20000002, 4); /* Times 8 would wrap. */
-    check_refused(decode_node, buf, bytes, 100, 260, 4);       /* Replays do not ascend. */
-    check_refused(decode_node, buf, bytes, 100, 0, 4);
-    check_refused(decode_node, buf, bytes, 0, 1, 1); /* Too long for its version. */
-    check_refused(decode_node, buf, bytes, 0, 3, 1);
-    check_refused(decode_node, buf, bytes, bytes - 12, 0, 4); /* "fp32" is all there is. */
-}
-
-/* As written before there were several kernel families: still read, of no known family. */
-static void test_node_of_version_1(void)
-{
-    uint8_t uids[16];
-    kv_store64(uids, 7);
-    kv_store64(uids + 8, 9);
-    struct kv_record_node record = full_node(uids);
-    struct kv_record_node got;
-    uint8_t buf[BUF];
-    uint8_t old[BUF];
-
-    const uint32_t bytes = kv_record_node_encode(&record, buf);
-    const uint32_t old_bytes = bytes - 8;
-    memcpy(old, buf, old_bytes - 4);
-    old[0] = 1;
-    kv_store32(old + old_bytes - 4, kv_checksum(old, old_bytes - 4));
-    EXPECT(kv_record_node_decode(old, old_bytes, &got) == KV_OK);
-    EXPECT_EQ_U64(got.kernels, KV_KERNELS_UNKNOWN);
-    EXPECT_EQ_U64(got.model_tag, record.model_tag);
-    EXPECT_EQ_U32(got.replays[1], 260);
-    EXPECT_EQ_MEM(got.page_uids, uids, 16);
-    check_refused(decode_node, old, old_bytes, 0, 2, 1);
-
-    record.kernels = KV_KERNELS_UNKNOWN; /* And written the same way. */
-    EXPECT_EQ_U32(kv_record_node_encode(&record, buf), old_bytes);
-    EXPECT_EQ_MEM(buf, old, old_bytes);
+    check_refused(decode_node, buf, bytes, 108, 260, 4);       /* Replays do not ascend. */
+    check_refused(decode_node, buf, bytes, 108, 0, 4);
+    check_refused(decode_node, buf, bytes, 0, 2, 1); /* A version we do not know. */
 }
 
 static void test_kernel_names(void)
@@ -467,7 +437,6 @@ int main(void)
     test_session();
     test_session_smallest_and_largest();
     test_node();
-    test_node_of_version_1();
     test_kernel_names();
     test_node_smallest_and_largest();
     test_one_too_many();

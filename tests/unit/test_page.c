@@ -13,6 +13,7 @@ static struct kv_page_header sample_header(void)
     memset(header.user.bytes, 0x11, sizeof(header.user.bytes));
     memset(header.model.bytes, 0x22, sizeof(header.model.bytes));
     memset(header.chain.bytes, 0x33, sizeof(header.chain.bytes));
+    memset(header.directory.bytes, 0x44, sizeof(header.directory.bytes));
     return header;
 }
 
@@ -56,7 +57,9 @@ static void test_offsets_are_the_documented_ones(void)
     EXPECT_EQ_U32(page[32], 0x11);
     EXPECT_EQ_U32(page[48], 0x22);
     EXPECT_EQ_U32(page[80], 0x33);
-    for (int i = 112; i < 256; i++)
+    for (int i = 112; i < 128; i++)
+        EXPECT_EQ_U32(page[i], 0x44);
+    for (int i = 128; i < 256; i++)
         EXPECT_EQ_U32(page[i], 0);
 }
 
@@ -108,6 +111,9 @@ static void test_every_expectation_counts(void)
     want = sample_header();
     want.chain.bytes[31] ^= 1;
     expect_other(&want, "tokens");
+    want = sample_header();
+    want.directory.bytes[15] ^= 1;
+    expect_other(&want, "directory");
 }
 
 static void test_clear_after(void)
