@@ -21,6 +21,10 @@ struct kv_manifest;
  * KV_IO / KV_CORRUPT: RocksDB's own words. */
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest,
                            struct kv_error *err) KV_MUST_CHECK;
+/* For tools, on a directory that no daemon uses: only kv_manifest_scan_now() and close work, and
+ * nothing is written.  What RocksDB's log holds is read as well. */
+kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
+                                struct kv_error *err) KV_MUST_CHECK;
 /* Finishes what is queued, stops both threads. */
 void kv_manifest_close(struct kv_manifest *manifest);
 

@@ -414,6 +414,24 @@ fail:
     return status;
 }
 
+kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
+                                struct kv_error *err)
+{
+    struct kv_manifest *manifest = calloc(1, sizeof(*manifest));
+    if (manifest == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
+    options_create(manifest);
+    rocksdb_options_set_create_if_missing(manifest->options, 0);
+    char *text = NULL;
+    manifest->db = rocksdb_open_for_read_only(manifest->options, dir, 0, &text);
+    if (text != NULL) {
+        manifest->db = NULL;
+        kv_manifest_close(manifest);
+        return fail_open(err, dir, text);
+    }
+    *ret_manifest = manifest;
+    return KV_OK;
+}
+
 void kv_manifest_close(struct kv_manifest *manifest)
 {
     if (manifest == NULL) return;
