@@ -85,6 +85,10 @@ static const struct layer_row layers[] = {
     {"tools/cachectl/bench_gemm.c",
      {BASE, FORMAT, "engine/backend/kernels/*", "engine/model/quant.h", "tools/*"}},
     {"tools/cachectl/bench_*", {BASE, FORMAT, PROTO, "engine/engine.h", "tools/*"}},
+    /* It reads a directory without a daemon: superblock and manifest as the store opens them. */
+    {"tools/kvdump/*",
+     {BASE, FORMAT, "kvstore/index/manifest.h", "kvstore/store/directory.h",
+      "kvstore/tier/ssd_segment.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };

@@ -1,0 +1,153 @@
+#pragma once
+
+/*
+ * kvdump: prints and verifies a state directory that no daemon uses.  It never writes.
+ *
+ * state.c opens the directory and knows users, sessions and segments; tree.c walks the records,
+ * one session's tree at a time; check.c compares a tree with its pages; verify.c and print.c are
+ * the two commands.
+ */
+
+#include "kvstore/base/limits.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/format/superblock.h"
+#include "kvstore/index/manifest.h"
+
+enum dump_exit {
+    DUMP_OK = 0,
+    DUMP_FAILED = 1,
+    DUMP_USAGE = 2,
+    DUMP_NOT_FOUND = 3,
+    DUMP_IN_USE = 5,
+    DUMP_DAMAGED = 7,
+};
+
+#define DUMP_CAUSE_BYTES 192u
+#define DUMP_LABEL_BYTES (KV_USER_NAME_MAX + KV_SESSION_NAME_MAX + 40u)
+
+struct dump_segment {
+    bool is_there;
+    int fd; /* -1: not there or not readable. */
+    uint64_t file_bytes;
+    uint32_t used;                /* Pages that records claim. */
+    char cause[DUMP_CAUSE_BYTES]; /* What is wrong with it as a whole; empty: nothing. */
+};
+
+struct dump_user {
+    struct kv_user_id id;
+    struct kv_record_user record;
+};
+
+struct dump_session {
+    struct kv_session_id id;
+    const struct dump_user *user;
+    char *name, *parent_name;
+    uint64_t created_ms, used_ms, ttl_ms;
+    struct kv_checkpoint_id head;
+    uint32_t head_tokens, checkpoints;
+    bool has_head;
+    uint8_t kind;
+};
+
+struct dump_counts {
+    uint64_t checkpoints, pages, unlisted; /* Unlisted: pages that no checkpoint needs. */
+    uint64_t damages;                      /* Lines of damage. */
+    uint64_t hurt_checkpoints, bad_pages;
+};
+
+struct dump {
+    const char *dir;
+    int lock_fd;
+    struct kv_superblock superblock;
+    uint32_t superblock_damaged;
+    struct kv_manifest *manifest;
+    bool has_store;
+    struct kv_record_store store;
+    uint32_t pages_per_segment;
+    struct dump_segment *segments; /* By number. */
+    uint32_t segment_count;        /* Highest number and one. */
+    struct dump_user *users;       /* By id. */
+    uint32_t user_count, user_capacity;
+    struct dump_session *sessions; /* By id. */
+    uint32_t session_count, session_capacity;
+    uint32_t *claims; /* Of each page: 1 + index of the session, 0: free. */
+    uint8_t *page;    /* One, aligned. */
+    struct dump_counts counts;
+    uint64_t begun_ns, told_ns;
+    uint64_t pages_read;
+};
+
+/* ---- state.c ---- */
+
+/* A DUMP_ code; what was wrong is on stderr, or on stdout if it is damage.  *dump is zeroed first
+ * and can be closed in any case. */
+int dump_open(struct dump *dump, const char *dir);
+void dump_close(struct dump *dump);
+
+struct dump_session *dump_session_find(const struct dump *dump, const struct kv_session_id *id);
+/* USER/SESSION, fit to be printed. */
+void dump_label(const struct dump_session *session, char label[DUMP_LABEL_BYTES]);
+void dump_hex(const uint8_t *bytes, uint32_t count, char *text); /* 2 x count + 1 characters. */
+/* A line of damage on stdout, counted. */
+void dump_damage(struct dump *dump, const char *fmt, ...) KV_PRINTF(2, 3);
+void dump_error(const char *fmt, ...) KV_PRINTF(1, 2);
+/* Where page `ssd_page` lies. */
+uint64_t dump_offset(const struct dump *dump, uint32_t ssd_page);
+
+/* ---- tree.c ---- */
+
+struct dump_page {
+    struct kv_record_page record;
+    bool is_good;   /* Read and verified; what follows is known. */
+    bool is_listed; /* By a checkpoint. */
+    char *cause;    /* Heap; NULL: nothing is wrong. */
+    struct kv_digest chain, model;
+    uint32_t ids[KV_PAGE_TOKENS];
+};
+
+struct dump_node {
+    struct kv_record_node record;
+    uint8_t *uids; /* What record.page_uids points to. */
+    struct dump_node *parent;
+    struct kv_digest chain; /* At floor(tokens / 128), if known. */
+    bool has_chain;
+    bool is_hurt;  /* Not usable: it or one above it is wrong, or needs a bad page. */
+    bool is_owner; /* Of the page that is looked at. */
+    char *cause;   /* Heap: of the checkpoint itself. */
+};
+
+struct dump_name {
+    struct kv_checkpoint_id id;
+    uint32_t index;
+};
+
+struct dump_tree {
+    struct kv_session_id id;
+    const struct dump_session *session; /* NULL: it has no record. */
+    struct dump_node *nodes;            /* By position. */
+    struct dump_name *names;            /* Of nodes, by id. */
+    uint32_t node_count, node_capacity;
+    struct dump_page *pages; /* By uid. */
+    uint32_t page_count, page_capacity;
+};
+
+typedef kv_status dump_tree_fn(struct dump *dump, struct dump_tree *tree, void *context);
+
+/* Calls fn for every tree; records that cannot be read are damage lines.  only NULL: all. */
+kv_status dump_trees(struct dump *dump, const struct kv_session_id *only, dump_tree_fn *fn,
+                     void *context, struct kv_error *err) KV_MUST_CHECK;
+struct dump_page *dump_page_find(const struct dump_tree *tree, uint64_t uid);
+struct dump_node *dump_node_find(const struct dump_tree *tree, const struct kv_checkpoint_id *id);
+
+/* ---- check.c ---- */
+
+/* Takes the place of a page; false: it is not there or taken, and the cause is set. */
+bool dump_claim(struct dump *dump, const struct dump_tree *tree, struct dump_page *page);
+
+/* Compares a tree with its pages; lines of damage. */
+kv_status dump_check_tree(struct dump *dump, struct dump_tree *tree, void *context);
+
+/* ---- the commands ---- */
+
+int dump_verify(struct dump *dump);
+int dump_print(struct dump *dump, const char *session, bool json);

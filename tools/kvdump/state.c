@@ -1,0 +1,376 @@
+/*
+ * Opening a state directory for reading: its lock, its superblock, its manifest, its segment files,
+ * then users and sessions.
+ *
+ * The lock is shared and held as long as the program runs, so that no daemon starts under it.  What
+ * is wrong with one segment or one session is noted and the rest is read; without a superblock or a
+ * manifest there is nothing to read.
+ */
+
+#include "tools/kvdump/kvdump.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/clock.h"
+#include "kvstore/format/segment_header.h"
+#include "kvstore/store/directory.h"
+#include "kvstore/tier/ssd_segment.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PATH_BYTES 4096u
+
+void dump_error(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    (void)fprintf(stderr, "kvdump: ");
+    (void)vfprintf(stderr, fmt, args);
+    (void)fprintf(stderr, "\n");
+    va_end(args);
+}
+
+void dump_damage(struct dump *dump, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    (void)vprintf(fmt, args);
+    (void)printf("\n");
+    va_end(args);
+    dump->counts.damages++;
+}
+
+void dump_hex(const uint8_t *bytes, uint32_t count, char *text)
+{
+    for (uint32_t i = 0; i < count; i++)
+        (void)snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
+}
+
+void dump_label(const struct dump_session *session, char label[DUMP_LABEL_BYTES])
+{
+    (void)snprintf(label, DUMP_LABEL_BYTES, "%s/%s",
+                   session->user == NULL ? "?" : session->user->record.name, session->name);
+    for (char *p = label; *p != '\0'; p++)
+        if (*p <= ' ' || *p > '~') *p = '?';
+}
+
+uint64_t dump_offset(const struct dump *dump, uint32_t ssd_page)
+{
+    return KV_SEGMENT_HEADER_BYTES +
+           (uint64_t)(ssd_page % dump->pages_per_segment) * dump->superblock.page_bytes;
+}
+
+/* ---- the directory ---- */
+
+static int take_lock(struct dump *dump)
+{
+    char path[PATH_BYTES];
+    struct stat info;
+    if (stat(dump->dir, &info) != 0) {
+        dump_error("%s: %s", dump->dir, strerror(errno));
+        return errno == ENOENT ? DUMP_NOT_FOUND : DUMP_FAILED;
+    }
+    (void)snprintf(path, sizeof(path), "%s/lock", dump->dir);
+    dump->lock_fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (dump->lock_fd < 0 && errno == ENOENT) return DUMP_OK; /* A copy: nobody runs on it. */
+    if (dump->lock_fd < 0) {
+        dump_error("open %s: %s", path, strerror(errno));
+        return DUMP_FAILED;
+    }
+    if (flock(dump->lock_fd, LOCK_SH | LOCK_NB) == 0) return DUMP_OK;
+    char pid[24] = {0};
+    (void)!pread(dump->lock_fd, pid, sizeof(pid) - 1, 0);
+    dump_error("a daemon (pid %ld) uses the state directory %s: stop it first",
+               strtol(pid, NULL, 10), dump->dir);
+    return DUMP_IN_USE;
+}
+
+static int open_superblock(struct dump *dump)
+{
+    struct kv_error err = {0};
+    const kv_status status =
+        kv_directory_read(dump->dir, &dump->superblock, &dump->superblock_damaged, &err);
+    if (status == KV_MISS) {
+        dump_error("%s is no state directory: it has no superblock", dump->dir);
+        return DUMP_NOT_FOUND;
+    }
+    if (status == KV_CORRUPT) {
+        dump_damage(dump, "superblock: %s", err.text);
+        return DUMP_DAMAGED;
+    }
+    if (status != KV_OK) {
+        dump_error("%s", err.text);
+        return DUMP_FAILED;
+    }
+    const uint64_t pages =
+        (dump->superblock.segment_bytes - KV_SEGMENT_HEADER_BYTES) / dump->superblock.page_bytes;
+    if (dump->superblock.segment_bytes <= KV_SEGMENT_HEADER_BYTES || pages == 0 ||
+        pages > UINT32_MAX) {
+        dump_damage(dump, "superblock: segment_bytes %" PRIu64 " holds %" PRIu64 " pages",
+                    dump->superblock.segment_bytes, pages);
+        return DUMP_DAMAGED;
+    }
+    dump->pages_per_segment = (uint32_t)pages;
+    return DUMP_OK;
+}
+
+/* ---- segments ---- */
+
+static void check_header(struct dump *dump, struct dump_segment *segment, uint32_t number)
+{
+    struct kv_segment_header header;
+    uint32_t version = 0;
+    char *cause = segment->cause;
+    const kv_status status = kv_segment_header_decode(dump->page, &header, &version);
+    if (status == KV_MISS)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "no header: making it was interrupted");
+    else if (status == KV_INVALID)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "layout version %" PRIu32 ", expected %u", version,
+                       KV_LAYOUT_VERSION);
+    else if (status != KV_OK)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "header damaged");
+    else if (!kv_id_equal(header.directory.bytes, dump->superblock.id.bytes))
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "belongs to another state directory");
+    else if (header.number != number)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "is segment %" PRIu32 " under another name",
+                       header.number);
+    else if (header.page_bytes != dump->superblock.page_bytes)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "page_bytes %" PRIu32 ", expected %" PRIu32,
+                       header.page_bytes, dump->superblock.page_bytes);
+    else if (header.segment_bytes != dump->superblock.segment_bytes)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "segment_bytes %" PRIu64 ", expected %" PRIu64,
+                       header.segment_bytes, dump->superblock.segment_bytes);
+    else if (segment->file_bytes < dump->superblock.segment_bytes)
+        (void)snprintf(cause, DUMP_CAUSE_BYTES, "cut to %" PRIu64 " of %" PRIu64 " B",
+                       segment->file_bytes, dump->superblock.segment_bytes);
+}
+
+static void open_segment(struct dump *dump, int dir_fd, const char *name, uint32_t number)
+{
+    struct dump_segment *segment = &dump->segments[number];
+    struct stat info;
+    segment->is_there = true;
+    /* Past the page cache where the file system allows it: it would hide what the disk holds. */
+    segment->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (segment->fd < 0) segment->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC);
+    if (segment->fd < 0 || fstat(segment->fd, &info) != 0) {
+        (void)snprintf(segment->cause, sizeof(segment->cause), "open: %s", strerror(errno));
+        return;
+    }
+    segment->file_bytes = (uint64_t)info.st_size;
+    const ssize_t got = pread(segment->fd, dump->page, KV_SEGMENT_HEADER_BYTES, 0);
+    if (got < 0) {
+        (void)snprintf(segment->cause, sizeof(segment->cause), "read: %s", strerror(errno));
+    } else if (got == 0) {
+        (void)snprintf(segment->cause, sizeof(segment->cause), "empty");
+    } else {
+        memset(dump->page + got, 0xff, KV_SEGMENT_HEADER_BYTES - (size_t)got);
+        check_header(dump, segment, number);
+    }
+}
+
+/* Opens each, or only finds how many numbers there are. */
+static kv_status walk_segments(struct dump *dump, bool open_each, struct kv_error *err)
+{
+    char path[PATH_BYTES];
+    (void)snprintf(path, sizeof(path), "%s/ssd", dump->dir);
+    DIR *entries = opendir(path);
+    if (entries == NULL && errno == ENOENT) return KV_OK;
+    if (entries == NULL) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", path);
+    for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
+        uint32_t number;
+        if (!kv_ssd_segment_parse(entry->d_name, &number)) continue;
+        if (open_each && number < dump->segment_count)
+            open_segment(dump, dirfd(entries), entry->d_name, number);
+        if (!open_each) dump->segment_count = KV_MAX(dump->segment_count, number + 1);
+    }
+    (void)closedir(entries);
+    return KV_OK;
+}
+
+static kv_status open_segments(struct dump *dump, struct kv_error *err)
+{
+    kv_status status = walk_segments(dump, false, err);
+    if (status != KV_OK) return status;
+    const uint64_t pages = (uint64_t)dump->segment_count * dump->pages_per_segment;
+    dump->page = aligned_alloc(KV_IO_ALIGN, dump->superblock.page_bytes);
+    dump->segments = calloc(KV_MAX(dump->segment_count, 1u), sizeof(*dump->segments));
+    dump->claims = calloc(KV_MAX(pages, 1u), sizeof(*dump->claims));
+    if (dump->page == NULL || dump->segments == NULL || dump->claims == NULL)
+        return KV_FAIL(err, KV_NOMEM, "read %" PRIu32 " segments", dump->segment_count);
+    for (uint32_t i = 0; i < dump->segment_count; i++)
+        dump->segments[i].fd = -1;
+    return walk_segments(dump, true, err);
+}
+
+/* ---- users and sessions ---- */
+
+static int compare_users(const void *a, const void *b)
+{
+    return memcmp(((const struct dump_user *)a)->id.bytes, ((const struct dump_user *)b)->id.bytes,
+                  16);
+}
+
+static int compare_sessions(const void *a, const void *b)
+{
+    return memcmp(((const struct dump_session *)a)->id.bytes,
+                  ((const struct dump_session *)b)->id.bytes, 16);
+}
+
+static kv_status visit_user(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct dump_user user;
+    if (kv_record_user_decode(put->value, put->value_bytes, &user.record) != KV_OK) {
+        dump_damage(dump, "manifest: a user's record is damaged");
+        return KV_OK;
+    }
+    user.id = kv_user_id_of(user.record.name);
+    if (put->key_bytes != 17 || !kv_id_equal(user.id.bytes, put->key + 1)) {
+        dump_damage(dump, "manifest: a user's record stands under the key of another");
+        return KV_OK;
+    }
+    if (dump->user_count == dump->user_capacity) {
+        const uint32_t capacity = dump->user_capacity == 0 ? 64 : 2 * dump->user_capacity;
+        struct dump_user *users = realloc(dump->users, capacity * sizeof(*users));
+        if (users == NULL) return KV_NOMEM;
+        dump->users = users;
+        dump->user_capacity = capacity;
+    }
+    dump->users[dump->user_count++] = user; /* Keys are sorted, so these are. */
+    return KV_OK;
+}
+
+static kv_status add_session(struct dump *dump, const struct kv_session_id *id,
+                             const struct kv_record_session *record)
+{
+    if (dump->session_count == dump->session_capacity) {
+        const uint32_t capacity = dump->session_capacity == 0 ? 64 : 2 * dump->session_capacity;
+        struct dump_session *sessions = realloc(dump->sessions, capacity * sizeof(*sessions));
+        if (sessions == NULL) return KV_NOMEM;
+        dump->sessions = sessions;
+        dump->session_capacity = capacity;
+    }
+    const struct dump_user key = {.id = record->user};
+    struct dump_session *session = &dump->sessions[dump->session_count];
+    *session = (struct dump_session){
+        .id = *id,
+        .user = dump->user_count == 0
+                    ? NULL
+                    : bsearch(&key, dump->users, dump->user_count, sizeof(key), compare_users),
+        .name = strdup(record->name),
+        .parent_name = strdup(record->parent_name),
+        .created_ms = record->created_ms,
+        .used_ms = record->used_ms,
+        .ttl_ms = record->ttl_ms,
+        .head = record->head,
+        .head_tokens = record->head_tokens,
+        .checkpoints = record->checkpoints,
+        .has_head = record->has_head,
+        .kind = record->kind,
+    };
+    dump->session_count++;
+    return session->name == NULL || session->parent_name == NULL ? KV_NOMEM : KV_OK;
+}
+
+static kv_status visit_session(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_session record;
+    char hex[33] = "?";
+    if (put->key_bytes == 17) dump_hex(put->key + 1, 16, hex);
+    if (put->key_bytes != 17 ||
+        kv_record_session_decode(put->value, put->value_bytes, &record) != KV_OK) {
+        dump_damage(dump, "manifest: the record of session %s is damaged", hex);
+        return KV_OK;
+    }
+    const struct kv_session_id id = kv_session_id_of(&record.user, record.name);
+    if (!kv_id_equal(id.bytes, put->key + 1)) {
+        dump_damage(dump, "manifest: the record of session %s is another session's", hex);
+        return KV_OK;
+    }
+    const kv_status status = add_session(dump, &id, &record);
+    if (status == KV_OK && dump->sessions[dump->session_count - 1].user == NULL)
+        dump_damage(dump, "manifest: the user of session %s has no record", hex);
+    return status;
+}
+
+static kv_status visit_store(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    if (put->key_bytes != 1) return KV_OK;
+    dump->has_store = kv_record_store_decode(put->value, put->value_bytes, &dump->store) == KV_OK;
+    if (!dump->has_store)
+        dump_damage(dump, "manifest: the store's record is damaged");
+    else if (!kv_id_equal(dump->store.directory.bytes, dump->superblock.id.bytes))
+        dump_damage(dump, "manifest: belongs to another state directory");
+    return KV_OK;
+}
+
+static kv_status open_records(struct dump *dump, struct kv_error *err)
+{
+    static const struct {
+        const char *prefix;
+        kv_manifest_visit_fn *visit;
+    } passes[] = {{"M", visit_store}, {"U", visit_user}, {"S", visit_session}};
+    char path[PATH_BYTES];
+    (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
+    kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
+    for (size_t i = 0; status == KV_OK && i < KV_ARRAY_COUNT(passes); i++)
+        status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
+                                      passes[i].visit, dump, err);
+    if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
+    return status;
+}
+
+struct dump_session *dump_session_find(const struct dump *dump, const struct kv_session_id *id)
+{
+    const struct dump_session key = {.id = *id};
+    if (dump->session_count == 0) return NULL;
+    return bsearch(&key, dump->sessions, dump->session_count, sizeof(key), compare_sessions);
+}
+
+int dump_open(struct dump *dump, const char *dir)
+{
+    struct kv_error err = {0};
+    const uint64_t now = kv_clock_stopwatch_ns();
+    *dump = (struct dump){.dir = dir, .lock_fd = -1, .begun_ns = now, .told_ns = now};
+    int code = take_lock(dump);
+    if (code == DUMP_OK) code = open_superblock(dump);
+    if (code != DUMP_OK) return code;
+    kv_status status = open_segments(dump, &err);
+    if (status == KV_OK) status = open_records(dump, &err);
+    if (status == KV_CORRUPT) {
+        dump_damage(dump, "manifest: %s", err.text);
+        return DUMP_DAMAGED;
+    }
+    if (status != KV_OK) {
+        dump_error("%s", err.text);
+        return DUMP_FAILED;
+    }
+    return DUMP_OK;
+}
+
+void dump_close(struct dump *dump)
+{
+    kv_manifest_close(dump->manifest);
+    for (uint32_t i = 0; dump->segments != NULL && i < dump->segment_count; i++)
+        if (dump->segments[i].fd >= 0) (void)close(dump->segments[i].fd);
+    for (uint32_t i = 0; i < dump->session_count; i++) {
+        free(dump->sessions[i].name);
+        free(dump->sessions[i].parent_name);
+    }
+    free(dump->segments);
+    free(dump->claims);
+    free(dump->users);
+    free(dump->sessions);
+    free(dump->page);
+    if (dump->lock_fd >= 0) (void)close(dump->lock_fd);
+}
