@@ -200,7 +200,7 @@ static void edge_page(struct dump_node *node, struct dump_page *page, uint32_t p
         blame(&page->cause, "stands after other tokens");
     }
     if (!page->is_good) {
-        node->is_hurt = true;
+        node->bad_position = KV_MIN(node->bad_position, position);
         chain->is_known = false;
         return;
     }
@@ -280,37 +280,50 @@ static void check_edge(const struct dump *dump, const struct dump_tree *tree,
     if (chain.is_known) check_digest(tree, node, last);
 }
 
+/* The page at `position` of the checkpoint above is also this one's: its own edge does not begin
+ * with another for that position. */
+static bool inherits(const struct dump_node *node, uint32_t position)
+{
+    const uint32_t from = node->parent->record.tokens;
+    return position < from - from % KV_PAGE_TOKENS;
+}
+
 static void check_nodes(const struct dump *dump, struct dump_tree *tree)
 {
     for (uint32_t i = 0; i < tree->node_count; i++) {
         struct dump_node *node = &tree->nodes[i];
+        node->bad_position = UINT32_MAX;
         if (node->record.has_parent) {
             node->parent = dump_node_find(tree, &node->record.parent);
             /* Sorted by position: a parent was looked at before. */
             if (node->parent == NULL || node->parent >= node) {
                 blame(&node->cause, "its parent checkpoint has no record");
                 node->parent = NULL;
-                node->is_hurt = true;
+                node->is_broken = true;
                 continue;
             }
+            node->is_broken = node->parent->is_broken;
+            if (inherits(node, node->parent->bad_position))
+                node->bad_position = node->parent->bad_position;
         }
         check_edge(dump, tree, node);
-        if (node->cause != NULL || (node->parent != NULL && node->parent->is_hurt))
-            node->is_hurt = true;
+        node->is_broken |= node->cause != NULL;
     }
 }
 
 /* ---- telling ---- */
 
-/* Checkpoints that need the page: those that list it, and all below. */
-static uint32_t count_owners(struct dump_tree *tree, uint64_t uid)
+/* Checkpoints whose rows are in the page: those that list it, and those below that have no other
+ * page for its position. */
+static uint32_t count_owners(struct dump_tree *tree, const struct dump_page *page)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < tree->node_count; i++) {
         struct dump_node *node = &tree->nodes[i];
-        node->is_owner = node->parent != NULL && node->parent->is_owner;
+        node->is_owner =
+            node->parent != NULL && node->parent->is_owner && inherits(node, page->record.position);
         for (uint32_t j = 0; !node->is_owner && j < node->record.page_count; j++)
-            node->is_owner = kv_load64(node->uids + (size_t)8 * j) == uid;
+            node->is_owner = kv_load64(node->uids + (size_t)8 * j) == page->record.uid;
         count += node->is_owner;
     }
     return count;
@@ -331,7 +344,7 @@ static void report(struct dump *dump, struct dump_tree *tree)
         const struct dump_page *page = &tree->pages[i];
         if (page->is_good && !page->is_listed) dump->counts.unlisted++;
         if (page->is_good) continue;
-        const uint32_t owners = count_owners(tree, page->record.uid);
+        const uint32_t owners = count_owners(tree, page);
         dump->counts.bad_pages++;
         dump_damage(dump,
                     "segment-%06" PRIu32 ".kv page %" PRIu32 " (offset %" PRIu64
@@ -344,7 +357,7 @@ static void report(struct dump *dump, struct dump_tree *tree)
     }
     for (uint32_t i = 0; i < tree->node_count; i++) {
         const struct dump_node *node = &tree->nodes[i];
-        dump->counts.hurt_checkpoints += node->is_hurt;
+        dump->counts.hurt_checkpoints += node->is_broken || node->bad_position != UINT32_MAX;
         if (node->cause == NULL) continue;
         dump_hex(node->record.id.bytes, 16, id);
         dump_damage(dump, "checkpoint %s at position %" PRIu32 " of session %s: %s", id,

@@ -111,9 +111,10 @@ struct dump_node {
     struct dump_node *parent;
     struct kv_digest chain; /* At floor(tokens / 128), if known. */
     bool has_chain;
-    bool is_hurt;  /* Not usable: it or one above it is wrong, or needs a bad page. */
-    bool is_owner; /* Of the page that is looked at. */
-    char *cause;   /* Heap: of the checkpoint itself. */
+    uint32_t bad_position; /* Of the first bad page that it needs; UINT32_MAX: none. */
+    bool is_broken;        /* It or one above it is wrong by itself. */
+    bool is_owner;         /* Of the page that is looked at. */
+    char *cause;           /* Heap: of the checkpoint itself. */
 };
 
 struct dump_name {
