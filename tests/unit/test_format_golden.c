@@ -1,0 +1,528 @@
+/*
+ * Layout version 1, whole: tests/data/format-v1.
+ *
+ * Goal: what this code writes for a fixed input is, byte for byte, what is kept there, and a store
+ * opened on it finds every checkpoint and every page.
+ * Method: a small directory is made in memory by the encoders and compared with the files; the
+ * files (not what was made) are then put into a fresh directory, records into a fresh RocksDB, and
+ * the real store loads trees and reads pages.
+ *
+ *   test_format_golden                compares; a difference fails and names the file and the byte
+ *   test_format_golden --write        writes tests/data/format-v1 anew: only for another version
+ *   test_format_golden --unpack DIR   makes a state directory from the files
+ */
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/format/page.h"
+#include "kvstore/format/segment_header.h"
+#include "kvstore/store/store.h"
+#include "tests/harness.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    PAGE_BYTES = 20480,
+    SEGMENT_BYTES = 262144,
+    RECORDS_MAX = 16384,
+    RECORD_COUNT = 14,
+};
+
+static const char *const files[] = {"superblock", "segment-000000.kv", "records.txt"};
+enum { SUPERBLOCK, SEGMENT, RECORDS, FILES };
+
+/* What is made and what is kept. */
+static uint8_t made[FILES][SEGMENT_BYTES], kept[FILES][SEGMENT_BYTES];
+static size_t made_bytes[FILES], kept_bytes[FILES];
+
+/* ---- the fixed input ---- */
+
+static const struct kv_superblock superblock = {
+    .id = {{0xd0, 0xd1, 0xd2, 0xd3, 0xd4, 0xd5, 0xd6, 0xd7, 0xd8, 0xd9, 0xda, 0xdb, 0xdc, 0xdd,
+            0xde, 0xdf}},
+    .page_bytes = PAGE_BYTES,
+    .window_tokens = 16,
+    .segment_bytes = SEGMENT_BYTES,
+    .created_ms = 1796000000000u,
+};
+
+static struct kv_layout layout; /* That of the model tiny. */
+static struct kv_digest model;
+static uint32_t main_ids[300], side_ids[200], other_ids[64];
+
+struct golden_user {
+    struct kv_record_user record;
+    struct kv_user_id id;
+};
+static struct golden_user alice = {.record = {.name = "alice"}}, bob = {.record = {.name = "bob"}};
+
+/* A page on disk: whose, in which history, where, and under which uid and generation. */
+struct golden_page {
+    const struct golden_user *user;
+    const char *session;
+    const uint32_t *ids;
+    uint32_t position, count, place;
+    uint64_t uid, generation;
+};
+static const struct golden_page pages[] = {
+    {&alice, "s", main_ids, 0, 128, 0, 0x100000001, 0x100000002},
+    {&alice, "s", main_ids, 128, 128, 3, 0x100000003, 0x100000009},
+    {&alice, "s", main_ids, 256, 44, 4, 0x100000005, 0x10000000a},
+    {&alice, "s", side_ids, 128, 72, 6, 0x200000001, 0x200000002},
+    {&bob, "t.1", other_ids, 0, 64, 1, 0x200000003, 0x200000004},
+};
+
+struct golden_node {
+    const struct golden_user *user;
+    const char *session;
+    const uint32_t *ids;
+    uint32_t tokens, kind, replay; /* replay 0: none. */
+    int parent;                    /* -1: none. */
+    uint32_t page_count;
+    uint64_t uids[3];
+};
+static const struct golden_node nodes[] = {
+    {&alice, "s", main_ids, 150, 1, 0, -1, 2, {0x100000001, 0x100000003}},
+    {&alice, "s", main_ids, 300, 2, 0, 0, 2, {0x100000003, 0x100000005}},
+    {&alice, "s", side_ids, 200, 1, 150, 0, 1, {0x200000001}},
+    {&bob, "t.1", other_ids, 64, 4, 0, -1, 1, {0x200000003}},
+};
+static struct kv_checkpoint_id node_ids[KV_ARRAY_COUNT(nodes)];
+
+static void fill(void *bytes, size_t count, uint8_t from)
+{
+    for (size_t i = 0; i < count; i++)
+        ((uint8_t *)bytes)[i] = (uint8_t)(from + i);
+}
+
+static void input_make(void)
+{
+    layout = (struct kv_layout){.vocab_tokens = 512,
+                                .window_tokens = 16,
+                                .spare_tokens = 16,
+                                .encoder_layers = 8,
+                                .decoder_layers = 8,
+                                .window_row_bytes = 66,
+                                .source_count = 4};
+    for (uint32_t i = 0; i < 4; i++)
+        layout.sources[i] = (struct kv_source){2 + 2 * i, i < 3 ? 2 : 1, 36, 17, i < 3 ? 512 : 0};
+    EXPECT(kv_layout_finish(&layout, NULL) == KV_OK);
+    EXPECT_EQ_U32(layout.page_bytes, PAGE_BYTES);
+    fill(&model, sizeof(model), 0x40);
+    fill(alice.record.salt, 32, 0x60);
+    fill(bob.record.salt, 32, 0x80);
+    alice.id = kv_user_id_of(alice.record.name);
+    bob.id = kv_user_id_of(bob.record.name);
+    for (uint32_t i = 0; i < 300; i++)
+        main_ids[i] = (i * 37 + 11) % 512;
+    for (uint32_t i = 0; i < 200; i++)
+        side_ids[i] = i < 150 ? main_ids[i] : (i * 53 + 5) % 512;
+    for (uint32_t i = 0; i < 64; i++)
+        other_ids[i] = (i * 91 + 3) % 512;
+}
+
+/* D_k of a history at page `k`. */
+static struct kv_digest chain_at(const struct golden_user *user, const uint32_t *ids, uint32_t k)
+{
+    struct kv_digest chain = kv_digest_root(&model, user->record.salt);
+    for (uint32_t i = 0; i < k; i++)
+        chain = kv_digest_next(&chain, ids + (size_t)i * KV_PAGE_TOKENS);
+    return chain;
+}
+
+static struct kv_digest digest_of(const struct golden_node *node)
+{
+    const uint32_t k = node->tokens / KV_PAGE_TOKENS;
+    const struct kv_digest chain = chain_at(node->user, node->ids, k);
+    return kv_digest_at(&chain, node->tokens, node->ids + (size_t)k * KV_PAGE_TOKENS);
+}
+
+/* ---- making ---- */
+
+static void record_add(const uint8_t *key, uint32_t key_bytes, const uint8_t *value,
+                       uint32_t value_bytes)
+{
+    char *text = (char *)made[RECORDS];
+    size_t *at = &made_bytes[RECORDS];
+    EXPECT(*at + 2 * ((size_t)key_bytes + value_bytes) + 3 < RECORDS_MAX);
+    for (uint32_t i = 0; i < key_bytes; i++, *at += 2)
+        (void)snprintf(text + *at, 3, "%02x", key[i]);
+    text[(*at)++] = ' ';
+    for (uint32_t i = 0; i < value_bytes; i++, *at += 2)
+        (void)snprintf(text + *at, 3, "%02x", value[i]);
+    text[(*at)++] = '\n';
+}
+
+static void make_page(const struct golden_page *page)
+{
+    uint8_t *bytes = made[SEGMENT] + KV_SEGMENT_HEADER_BYTES + (size_t)page->place * PAGE_BYTES;
+    const struct kv_digest chain = chain_at(page->user, page->ids, page->position / KV_PAGE_TOKENS);
+    const struct kv_page_header header = {
+        .count = page->count,
+        .position = page->position,
+        .generation = page->generation,
+        .user = page->user->id,
+        .model = model,
+        .chain = chain,
+        .directory = superblock.id,
+    };
+    for (uint32_t i = 0; i < PAGE_BYTES; i++)
+        bytes[i] = (uint8_t)(i % 251 + page->place);
+    for (uint32_t i = 0; i < page->count; i++)
+        kv_page_set_id(bytes, i, page->ids[page->position + i]);
+    kv_page_clear_after(&layout, bytes, page->count);
+    kv_page_seal(&layout, bytes, &header);
+
+    const struct kv_record_page record = {
+        .uid = page->uid,
+        .ssd_page = page->place,
+        .generation = page->generation,
+        .position = page->position,
+        .count = page->count,
+        .tag = kv_load64(chain.bytes),
+    };
+    const struct kv_session_id session = kv_session_id_of(&page->user->id, page->session);
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_PAGE_MAX];
+    const uint32_t key_bytes = kv_key_page(&session, page->uid, key);
+    record_add(key, key_bytes, value, kv_record_page_encode(&record, value));
+}
+
+static void make_node(uint32_t index)
+{
+    const struct golden_node *node = &nodes[index];
+    const struct kv_digest digest = digest_of(node);
+    uint8_t named[36], uids[24], key[KV_RECORD_KEY_MAX], value[512];
+    struct kv_digest hash;
+    struct kv_record_node record = {
+        .has_parent = node->parent >= 0,
+        .model_tag = kv_load64(model.bytes),
+        .kernels = kv_kernels_tag("fp32"),
+        .tokens = node->tokens,
+        .digest = digest,
+        .kind = (uint8_t)node->kind,
+        .created_ms = superblock.created_ms + 1000 * index,
+        .used_ms = superblock.created_ms + 1000 * index + 500,
+        .replays = {node->replay},
+        .replay_count = node->replay > 0,
+        .page_count = node->page_count,
+        .page_uids = uids,
+    };
+    memcpy(named, digest.bytes, 32);
+    kv_store32(named + 32, node->replay);
+    kv_sha256(named, node->replay > 0 ? 36 : 32, &hash);
+    memcpy(record.id.bytes, hash.bytes, sizeof(record.id.bytes));
+    node_ids[index] = record.id;
+    if (node->parent >= 0) record.parent = node_ids[node->parent];
+    for (uint32_t i = 0; i < node->page_count; i++)
+        kv_store64(uids + 8u * i, node->uids[i]);
+    const struct kv_session_id session = kv_session_id_of(&node->user->id, node->session);
+    const uint32_t key_bytes = kv_key_node(&session, &record.id, key);
+    record_add(key, key_bytes, value, kv_record_node_encode(&record, value));
+}
+
+static void make_session(const struct golden_user *user, const char *name, const char *parent,
+                         uint32_t head, uint32_t checkpoints)
+{
+    struct kv_record_session record = {
+        .user = user->id,
+        .kind = parent[0] == '\0' ? 1 : 2,
+        .created_ms = superblock.created_ms,
+        .used_ms = superblock.created_ms + 5000,
+        .ttl_ms = 259200000,
+        .epoch = 1,
+        .has_head = true,
+        .head = node_ids[head],
+        .head_tokens = nodes[head].tokens,
+        .claimed_tokens = nodes[head].tokens,
+        .checkpoints = checkpoints,
+    };
+    const struct kv_session_id id = kv_session_id_of(&user->id, name);
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_SESSION_MAX];
+    memcpy(record.name, name, strlen(name));
+    memcpy(record.parent_name, parent, strlen(parent));
+    const uint32_t key_bytes = kv_key_session(&id, key);
+    record_add(key, key_bytes, value, kv_record_session_encode(&record, value));
+}
+
+static void make_user(const struct golden_user *user)
+{
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_USER_MAX];
+    const uint32_t key_bytes = kv_key_user(&user->id, key);
+    record_add(key, key_bytes, value, kv_record_user_encode(&user->record, value));
+}
+
+static void make_all(void)
+{
+    const struct kv_segment_header header = {.segment_bytes = SEGMENT_BYTES,
+                                             .page_bytes = PAGE_BYTES,
+                                             .number = 0,
+                                             .directory = superblock.id};
+    const struct kv_record_store store = {.directory = superblock.id, .model = model, .boots = 2};
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_STORE_MAX];
+
+    kv_superblock_encode(&superblock, made[SUPERBLOCK]);
+    made_bytes[SUPERBLOCK] = KV_SUPERBLOCK_BYTES;
+    kv_segment_header_encode(&header, made[SEGMENT]);
+    made_bytes[SEGMENT] = SEGMENT_BYTES;
+
+    const uint32_t key_bytes = kv_key_store(key);
+    record_add(key, key_bytes, value, kv_record_store_encode(&store, value));
+    make_user(&alice);
+    make_user(&bob);
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(nodes); i++)
+        make_node(i);
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(pages); i++)
+        make_page(&pages[i]);
+    make_session(&alice, "s", "", 1, 3);
+    make_session(&bob, "t.1", "t", 3, 1);
+}
+
+/* ---- files ---- */
+
+static void path_in_data(uint32_t file, char path[512])
+{
+    const char *source = getenv("CACHED_SOURCE_ROOT");
+    (void)snprintf(path, 512, "%s/tests/data/format-v1/%s", source == NULL ? "." : source,
+                   files[file]);
+}
+
+static void write_file(const char *path, const uint8_t *bytes, size_t count)
+{
+    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    EXPECT(fd >= 0);
+    EXPECT(write(fd, bytes, count) == (ssize_t)count);
+    EXPECT(close(fd) == 0);
+}
+
+static void read_kept(void)
+{
+    for (uint32_t i = 0; i < FILES; i++) {
+        char path[512];
+        path_in_data(i, path);
+        const int fd = open(path, O_RDONLY);
+        if (fd < 0) (void)fprintf(stderr, "%s: not there\n", path);
+        EXPECT(fd >= 0);
+        const ssize_t got = read(fd, kept[i], sizeof(kept[i]));
+        EXPECT(got > 0);
+        kept_bytes[i] = (size_t)got;
+        (void)close(fd);
+    }
+}
+
+static uint8_t hex_byte(const char *at)
+{
+    char digits[3] = {at[0], at[1], '\0'};
+    return (uint8_t)strtoul(digits, NULL, 16);
+}
+
+/* Puts the kept records into a fresh RocksDB. */
+static void unpack_records(const char *dir)
+{
+    static uint8_t bytes[RECORDS_MAX];
+    struct kv_manifest_put puts[RECORD_COUNT];
+    struct kv_manifest *manifest;
+    const char *at = (const char *)kept[RECORDS], *end = at + kept_bytes[RECORDS];
+    uint32_t count = 0;
+    size_t used = 0;
+
+    for (; at < end; count++, at++) {
+        uint32_t lengths[2] = {0, 0};
+        uint8_t *begins[2];
+        for (int part = 0; part < 2; part++) {
+            begins[part] = bytes + used;
+            for (; *at != ' ' && *at != '\n'; at += 2, lengths[part]++)
+                bytes[used++] = hex_byte(at);
+            if (part == 0) at++;
+        }
+        EXPECT(count < RECORD_COUNT);
+        puts[count] = (struct kv_manifest_put){begins[0], lengths[0], begins[1], lengths[1]};
+    }
+    EXPECT_EQ_U32(count, RECORD_COUNT);
+    EXPECT(kv_manifest_open(dir, &manifest, NULL) == KV_OK);
+    EXPECT(kv_manifest_write_now(manifest, puts, count, NULL) == KV_OK);
+    kv_manifest_close(manifest);
+}
+
+static void unpack(const char *dir)
+{
+    char path[512];
+    read_kept();
+    (void)mkdir(dir, 0700);
+    (void)snprintf(path, sizeof(path), "%s/superblock", dir);
+    write_file(path, kept[SUPERBLOCK], kept_bytes[SUPERBLOCK]);
+    (void)snprintf(path, sizeof(path), "%s/ssd", dir);
+    EXPECT(mkdir(path, 0700) == 0);
+    (void)snprintf(path, sizeof(path), "%s/ssd/segment-000000.kv", dir);
+    write_file(path, kept[SEGMENT], kept_bytes[SEGMENT]);
+    (void)snprintf(path, sizeof(path), "%s/manifest", dir);
+    unpack_records(path);
+}
+
+static void test_same_bytes(void)
+{
+    read_kept();
+    for (uint32_t i = 0; i < FILES; i++) {
+        (void)printf("  %s: %zu bytes\n", files[i], made_bytes[i]);
+        (void)fflush(stdout);
+        EXPECT_EQ_U64(made_bytes[i], kept_bytes[i]);
+        EXPECT_EQ_MEM(made[i], kept[i], kept_bytes[i]);
+    }
+}
+
+/* ---- the store on it ---- */
+
+struct world {
+    struct kv_store *store;
+    struct kv_ring *ring;
+    struct kv_mailbox *mailbox;
+    struct kv_clock *clock;
+    bool done;
+};
+static struct world world;
+
+static void wait_done(void)
+{
+    while (!world.done) {
+        (void)kv_ring_run(world.ring, kv_mailbox_fd(world.mailbox), 100);
+        (void)kv_mailbox_run(world.mailbox, UINT32_MAX);
+    }
+    world.done = false;
+}
+
+static void load_done(void *context, struct kv_session *session, kv_status status)
+{
+    (void)context;
+    (void)session;
+    EXPECT(status == KV_OK);
+    world.done = true;
+}
+
+static void read_done(struct kv_read *read)
+{
+    (void)read;
+    world.done = true;
+}
+
+static void world_open(const char *dir)
+{
+    world.clock = kv_clock_create_real();
+    EXPECT(world.clock != NULL);
+    EXPECT(kv_ring_create(16, KV_RING_AUTO, &world.ring, NULL) == KV_OK);
+    EXPECT(kv_mailbox_create(&world.mailbox, NULL) == KV_OK);
+    const struct kv_store_options options = {
+        .dir = dir,
+        .layout = &layout,
+        .model = model,
+        .kernels = kv_kernels_tag("fp32"),
+        .kernels_made = kv_kernels_tag("fp32"),
+        .clock = world.clock,
+        .ring = world.ring,
+        .mailbox = world.mailbox,
+        .hbm_bytes = 4u << 20,
+        .pool_bytes = 4u << 20,
+        .ssd_bytes = 2 * SEGMENT_BYTES,
+        .segment_bytes = SEGMENT_BYTES,
+        .index_bytes = 4u << 20,
+        .pool_ttl_ms = 1000,
+        .rows_ttl_ms = 1000,
+        .sessions_max = 16,
+    };
+    struct kv_error err = {0};
+    const kv_status status = kv_store_open(&options, &world.store, &err);
+    if (status != KV_OK) (void)fprintf(stderr, "%s\n", err.text);
+    EXPECT(status == KV_OK);
+}
+
+static void world_close(void)
+{
+    kv_store_close(world.store);
+    kv_mailbox_destroy(world.mailbox);
+    kv_ring_destroy(world.ring);
+    kv_clock_destroy(world.clock);
+}
+
+/* Every page up to the checkpoint, from disk, with its chain and its ids. */
+static void read_checkpoint(const struct golden_node *golden, struct kv_node *node)
+{
+    uint32_t path[3], slots[3];
+    bool fresh[3];
+    struct kv_read read = {.count = kv_pages_for(golden->tokens),
+                           .pages = path,
+                           .slots = slots,
+                           .fresh = fresh,
+                           .done = read_done};
+    kv_index_path_pages(node, golden->tokens, path);
+    const kv_status status = kv_store_read_start(world.store, &read);
+    EXPECT(status == KV_OK || status == KV_MISS);
+    if (status == KV_OK) wait_done();
+    for (uint32_t k = 0; k < read.count; k++) {
+        const uint32_t position = k * KV_PAGE_TOKENS;
+        const struct kv_digest chain = chain_at(golden->user, golden->ids, k);
+        EXPECT(slots[k] != KV_HBM_SLOT_NONE);
+        EXPECT(kv_store_page_check(world.store, path[k], slots[k], fresh[k], &chain,
+                                   golden->ids + position,
+                                   KV_MIN(golden->tokens - position, KV_PAGE_TOKENS)) == KV_OK);
+        kv_hbm_unpin(world.store->hbm, slots[k]);
+    }
+}
+
+static void test_store_reads_it(const char *dir)
+{
+    world_open(dir);
+    EXPECT_EQ_U64(world.store->recovery.checkpoints, KV_ARRAY_COUNT(nodes));
+    EXPECT_EQ_U64(world.store->recovery.pages, KV_ARRAY_COUNT(pages));
+    EXPECT_EQ_U64(world.store->recovery.sessions, 2);
+    EXPECT_EQ_U64(world.store->recovery.dropped, 0);
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(nodes); i++) {
+        const struct kv_session_id id = kv_session_id_of(&nodes[i].user->id, nodes[i].session);
+        struct kv_session *session = kv_index_session_find(world.store->index, &id);
+        EXPECT(session != NULL);
+        if (session->load == KV_LOAD_NONE) {
+            kv_store_load_start(world.store, session, load_done, NULL);
+            wait_done();
+        }
+        struct kv_node *node = kv_index_node_find(session, &node_ids[i]);
+        EXPECT(node != NULL);
+        EXPECT_EQ_U32(node->tokens, nodes[i].tokens);
+        EXPECT_EQ_U32(node->kind, nodes[i].kind);
+        EXPECT_EQ_U32(node->approx_from, nodes[i].replay > 0 ? nodes[i].replay : UINT32_MAX);
+        read_checkpoint(&nodes[i], node);
+    }
+    EXPECT_EQ_U64(world.store->counters.corrupt_pages, 0);
+    EXPECT_EQ_U64(world.store->counters.pages_verified, KV_ARRAY_COUNT(pages));
+    world_close();
+}
+
+static int remove_tree(const char *dir)
+{
+    char command[600];
+    (void)snprintf(command, sizeof(command), "rm -rf '%s'", dir);
+    return system(command);
+}
+
+int main(int argc, char **argv)
+{
+    input_make();
+    make_all();
+    if (argc == 2 && strcmp(argv[1], "--write") == 0) {
+        for (uint32_t i = 0; i < FILES; i++) {
+            char path[512];
+            path_in_data(i, path);
+            write_file(path, made[i], made_bytes[i]);
+        }
+        HARNESS_END();
+    }
+    if (argc == 3 && strcmp(argv[1], "--unpack") == 0) {
+        unpack(argv[2]);
+        HARNESS_END();
+    }
+    char dir[] = "test_format_golden.XXXXXX";
+    test_same_bytes();
+    EXPECT(mkdtemp(dir) != NULL);
+    unpack(dir);
+    test_store_reads_it(dir);
+    EXPECT(remove_tree(dir) == 0);
+    HARNESS_END();
+}
