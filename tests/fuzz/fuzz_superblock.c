@@ -48,7 +48,7 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
     const struct kv_superblock superblock = {
         .id = {{(uint8_t)index, 2, 3}},
         .page_bytes = 4096 * (index + 1),
-        .window_tokens = 16 << index,
+        .window_tokens = 16u << index,
         .segment_bytes = (uint64_t)(index + 1) << 26,
         .features = index,
         .created_ms = 1700000000000u + index,

@@ -609,6 +609,9 @@ def damaged_records():
     state.put(user_key, flipped(state.records[user_key]))
     code, out, _ = kvdump("verify", box.state)
     check(code == 7 and "manifest: a user's record is damaged" in out, f"a user: {out!r}")
+    code, out, err = kvdump("print", "--json", box.state)
+    equal((code, json.loads(out)["users"], "a user's record is damaged" in err), (7, 1, True),
+          "print --json of a damaged user: exit code, users, stderr")
     state.put(user_key, state.records[user_key])
     store = state.records[b"M"]
     damage(b"M", resealed_record(store[:1] + bytes(16) + store[17:]),

@@ -11,7 +11,6 @@
 #include "tools/kvdump/kvdump.h"
 
 #include "kvstore/base/bytes.h"
-#include "kvstore/base/clock.h"
 #include "kvstore/format/page.h"
 
 #include <inttypes.h>
@@ -19,8 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#define TELL_EVERY_NS 2000000000ull
 
 /* The first cause is the one to tell. */
 static void blame(char **cause, const char *fmt, ...) KV_PRINTF(2, 3);
@@ -33,18 +30,6 @@ static void blame(char **cause, const char *fmt, ...)
     (void)vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     *cause = strdup(text);
-}
-
-static void tell(struct dump *dump)
-{
-    const uint64_t now = kv_clock_stopwatch_ns();
-    if (now - dump->told_ns < TELL_EVERY_NS) return;
-    dump->told_ns = now;
-    const double seconds = (double)(now - dump->begun_ns) / 1e9;
-    const double bytes = (double)dump->pages_read * dump->superblock.page_bytes;
-    (void)fprintf(
-        stderr, "kvdump: %" PRIu64 " checkpoints, %" PRIu64 " pages, %.0f MiB read, %.0f MiB/s\n",
-        dump->counts.checkpoints, dump->pages_read, bytes / (1 << 20), bytes / (1 << 20) / seconds);
 }
 
 /* ---- pages ---- */
@@ -72,12 +57,13 @@ bool dump_claim(struct dump *dump, const struct dump_tree *tree, struct dump_pag
 
 static bool read_page(struct dump *dump, struct dump_page *page)
 {
-    const struct dump_segment *segment =
-        &dump->segments[page->record.ssd_page / dump->pages_per_segment];
+    const uint32_t number = page->record.ssd_page / dump->pages_per_segment;
+    const struct dump_segment *segment = &dump->segments[number];
+    const int fd = dump_segment_open(dump, number);
     const uint64_t offset = dump_offset(dump, page->record.ssd_page);
     const uint32_t bytes = dump->superblock.page_bytes;
-    if (segment->fd < 0) {
-        blame(&page->cause, "its segment file cannot be read");
+    if (fd < 0) {
+        blame(&page->cause, "open: %s", strerror(errno));
         return false;
     }
     if (offset + bytes > segment->file_bytes) {
@@ -86,8 +72,7 @@ static bool read_page(struct dump *dump, struct dump_page *page)
         return false;
     }
     for (uint32_t done = 0; done < bytes;) {
-        const ssize_t got =
-            pread(segment->fd, dump->page + done, bytes - done, (off_t)(offset + done));
+        const ssize_t got = pread(fd, dump->page + done, bytes - done, (off_t)(offset + done));
         if (got <= 0) {
             blame(&page->cause, "read: %s", got < 0 ? strerror(errno) : "end of file");
             return false;
@@ -146,7 +131,7 @@ static kv_status check_pages(struct dump *dump, struct dump_tree *tree)
     qsort(order, tree->page_count, sizeof(struct dump_page *), compare_places);
     for (uint32_t i = 0; i < tree->page_count; i++) {
         check_page(dump, tree, order[i]);
-        tell(dump);
+        dump_tell(dump);
     }
     free(order);
     return KV_OK;

@@ -13,6 +13,8 @@
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 
+#include <stdio.h>
+
 enum dump_exit {
     DUMP_OK = 0,
     DUMP_FAILED = 1,
@@ -27,7 +29,6 @@ enum dump_exit {
 
 struct dump_segment {
     bool is_there;
-    int fd; /* -1: not there or not readable. */
     uint64_t file_bytes;
     uint32_t used;                /* Pages that records claim. */
     char cause[DUMP_CAUSE_BYTES]; /* What is wrong with it as a whole; empty: nothing. */
@@ -57,6 +58,7 @@ struct dump_counts {
 
 struct dump {
     const char *dir;
+    FILE *damage_out; /* For lines of damage. */
     int lock_fd;
     struct kv_superblock superblock;
     uint32_t superblock_damaged;
@@ -66,7 +68,9 @@ struct dump {
     uint32_t pages_per_segment;
     struct dump_segment *segments; /* By number. */
     uint32_t segment_count;        /* Highest number and one. */
-    struct dump_user *users;       /* By id. */
+    int segment_fd;                /* The one file that is open; there may be many. */
+    uint32_t segment_open;
+    struct dump_user *users; /* By id. */
     uint32_t user_count, user_capacity;
     struct dump_session *sessions; /* By id. */
     uint32_t session_count, session_capacity;
@@ -79,18 +83,22 @@ struct dump {
 
 /* ---- state.c ---- */
 
-/* A DUMP_ code; what was wrong is on stderr, or on stdout if it is damage.  *dump is zeroed first
- * and can be closed in any case. */
-int dump_open(struct dump *dump, const char *dir);
+/* A DUMP_ code; what was wrong is on stderr, or on damage_out.  *dump is zeroed first and can be
+ * closed in any case. */
+int dump_open(struct dump *dump, const char *dir, FILE *damage_out);
 void dump_close(struct dump *dump);
 
 struct dump_session *dump_session_find(const struct dump *dump, const struct kv_session_id *id);
 /* USER/SESSION, fit to be printed. */
 void dump_label(const struct dump_session *session, char label[DUMP_LABEL_BYTES]);
 void dump_hex(const uint8_t *bytes, uint32_t count, char *text); /* 2 x count + 1 characters. */
-/* A line of damage on stdout, counted. */
+/* A line of damage, counted. */
 void dump_damage(struct dump *dump, const char *fmt, ...) KV_PRINTF(2, 3);
 void dump_error(const char *fmt, ...) KV_PRINTF(1, 2);
+/* Progress, on stderr, every 2 s. */
+void dump_tell(struct dump *dump);
+/* Makes a segment's file the one that is open; -1: errno. */
+int dump_segment_open(struct dump *dump, uint32_t number);
 /* Where page `ssd_page` lies. */
 uint64_t dump_offset(const struct dump *dump, uint32_t ssd_page);
 

@@ -77,13 +77,11 @@ static int read_arguments(int argc, char **argv, struct choice *choice)
 
 static int run(const struct choice *choice)
 {
+    const bool verify = strcmp(choice->command, "verify") == 0;
     struct dump dump;
-    int code = dump_open(&dump, choice->dir);
-    if (code == DUMP_OK) {
-        code = strcmp(choice->command, "verify") == 0
-                   ? dump_verify(&dump)
-                   : dump_print(&dump, choice->session, choice->json);
-    }
+    int code = dump_open(&dump, choice->dir, verify ? stdout : stderr);
+    if (code == DUMP_OK)
+        code = verify ? dump_verify(&dump) : dump_print(&dump, choice->session, choice->json);
     dump_close(&dump);
     return code;
 }

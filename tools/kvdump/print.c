@@ -96,6 +96,7 @@ static kv_status count_tree(struct dump *dump, struct dump_tree *tree, void *con
     dump->counts.pages += tree->page_count;
     for (uint32_t i = 0; i < tree->page_count; i++)
         (void)dump_claim(dump, tree, &tree->pages[i]);
+    dump_tell(dump);
     return KV_OK;
 }
 

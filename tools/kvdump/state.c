@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #define PATH_BYTES 4096u
+#define TELL_EVERY_NS 2000000000ull
 
 void dump_error(const char *fmt, ...)
 {
@@ -41,10 +42,22 @@ void dump_damage(struct dump *dump, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    (void)vprintf(fmt, args);
-    (void)printf("\n");
+    (void)vfprintf(dump->damage_out, fmt, args);
+    (void)fprintf(dump->damage_out, "\n");
     va_end(args);
     dump->counts.damages++;
+}
+
+void dump_tell(struct dump *dump)
+{
+    const uint64_t now = kv_clock_stopwatch_ns();
+    if (now - dump->told_ns < TELL_EVERY_NS) return;
+    dump->told_ns = now;
+    const double seconds = (double)(now - dump->begun_ns) / 1e9;
+    const double bytes = (double)dump->pages_read * dump->superblock.page_bytes;
+    (void)fprintf(
+        stderr, "kvdump: %" PRIu64 " checkpoints, %" PRIu64 " pages, %.0f MiB read, %.0f MiB/s\n",
+        dump->counts.checkpoints, dump->pages_read, bytes / (1 << 20), bytes / (1 << 20) / seconds);
 }
 
 void dump_hex(const uint8_t *bytes, uint32_t count, char *text)
@@ -152,20 +165,31 @@ static void check_header(struct dump *dump, struct dump_segment *segment, uint32
                        segment->file_bytes, dump->superblock.segment_bytes);
 }
 
-static void open_segment(struct dump *dump, int dir_fd, const char *name, uint32_t number)
+int dump_segment_open(struct dump *dump, uint32_t number)
+{
+    char path[PATH_BYTES];
+    if (dump->segment_fd >= 0 && dump->segment_open == number) return dump->segment_fd;
+    if (dump->segment_fd >= 0) (void)close(dump->segment_fd);
+    (void)snprintf(path, sizeof(path), "%s/ssd/segment-%06" PRIu32 ".kv", dump->dir, number);
+    /* Past the page cache where the file system allows it: it would hide what the disk holds. */
+    dump->segment_fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (dump->segment_fd < 0) dump->segment_fd = open(path, O_RDONLY | O_CLOEXEC);
+    dump->segment_open = number;
+    return dump->segment_fd;
+}
+
+static void open_segment(struct dump *dump, uint32_t number)
 {
     struct dump_segment *segment = &dump->segments[number];
     struct stat info;
     segment->is_there = true;
-    /* Past the page cache where the file system allows it: it would hide what the disk holds. */
-    segment->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (segment->fd < 0) segment->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC);
-    if (segment->fd < 0 || fstat(segment->fd, &info) != 0) {
+    const int fd = dump_segment_open(dump, number);
+    if (fd < 0 || fstat(fd, &info) != 0) {
         (void)snprintf(segment->cause, sizeof(segment->cause), "open: %s", strerror(errno));
         return;
     }
     segment->file_bytes = (uint64_t)info.st_size;
-    const ssize_t got = pread(segment->fd, dump->page, KV_SEGMENT_HEADER_BYTES, 0);
+    const ssize_t got = pread(fd, dump->page, KV_SEGMENT_HEADER_BYTES, 0);
     if (got < 0) {
         (void)snprintf(segment->cause, sizeof(segment->cause), "read: %s", strerror(errno));
     } else if (got == 0) {
@@ -187,8 +211,7 @@ static kv_status walk_segments(struct dump *dump, bool open_each, struct kv_erro
     for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
         uint32_t number;
         if (!kv_ssd_segment_parse(entry->d_name, &number)) continue;
-        if (open_each && number < dump->segment_count)
-            open_segment(dump, dirfd(entries), entry->d_name, number);
+        if (open_each && number < dump->segment_count) open_segment(dump, number);
         if (!open_each) dump->segment_count = KV_MAX(dump->segment_count, number + 1);
     }
     (void)closedir(entries);
@@ -205,8 +228,6 @@ static kv_status open_segments(struct dump *dump, struct kv_error *err)
     dump->claims = calloc(KV_MAX(pages, 1u), sizeof(*dump->claims));
     if (dump->page == NULL || dump->segments == NULL || dump->claims == NULL)
         return KV_FAIL(err, KV_NOMEM, "read %" PRIu32 " segments", dump->segment_count);
-    for (uint32_t i = 0; i < dump->segment_count; i++)
-        dump->segments[i].fd = -1;
     return walk_segments(dump, true, err);
 }
 
@@ -337,11 +358,16 @@ struct dump_session *dump_session_find(const struct dump *dump, const struct kv_
     return bsearch(&key, dump->sessions, dump->session_count, sizeof(key), compare_sessions);
 }
 
-int dump_open(struct dump *dump, const char *dir)
+int dump_open(struct dump *dump, const char *dir, FILE *damage_out)
 {
     struct kv_error err = {0};
     const uint64_t now = kv_clock_stopwatch_ns();
-    *dump = (struct dump){.dir = dir, .lock_fd = -1, .begun_ns = now, .told_ns = now};
+    *dump = (struct dump){.dir = dir,
+                          .damage_out = damage_out,
+                          .lock_fd = -1,
+                          .segment_fd = -1,
+                          .begun_ns = now,
+                          .told_ns = now};
     int code = take_lock(dump);
     if (code == DUMP_OK) code = open_superblock(dump);
     if (code != DUMP_OK) return code;
@@ -361,8 +387,7 @@ int dump_open(struct dump *dump, const char *dir)
 void dump_close(struct dump *dump)
 {
     kv_manifest_close(dump->manifest);
-    for (uint32_t i = 0; dump->segments != NULL && i < dump->segment_count; i++)
-        if (dump->segments[i].fd >= 0) (void)close(dump->segments[i].fd);
+    if (dump->segment_fd >= 0) (void)close(dump->segment_fd);
     for (uint32_t i = 0; i < dump->session_count; i++) {
         free(dump->sessions[i].name);
         free(dump->sessions[i].parent_name);
