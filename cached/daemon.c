@@ -168,7 +168,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
     if (status != KV_OK) return status;
 
     family = is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
-    const struct kv_store_options store = {
+    struct kv_store_options store = {
         .dir = config->state_dir,
         .layout = eng_model_layout(daemon->model),
         .model = eng_model_fingerprint(daemon->model),
@@ -187,6 +187,8 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .rows_ttl_ms = config->ssd_ttl_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
     };
+    status = kv_store_directory(&store, err);
+    if (status != KV_OK) return status;
     return kv_store_open(&store, &daemon->store, err);
 }
 

@@ -186,13 +186,11 @@ static kv_status compare(const char *dir, const struct kv_superblock *found,
 }
 
 kv_status kv_directory_open(const char *dir, const struct kv_superblock *want,
-                            struct kv_superblock *ret_superblock, bool *ret_made,
-                            struct kv_error *err)
+                            struct kv_superblock *ret_superblock, struct kv_error *err)
 {
     struct kv_superblock superblock;
     uint32_t damaged = 0;
     kv_status status = kv_directory_read(dir, &superblock, &damaged, err);
-    *ret_made = status == KV_MISS;
     if (status == KV_MISS) return make(dir, want, ret_superblock, err);
     if (status != KV_OK) return status;
     status = compare(dir, &superblock, want, err);

@@ -15,7 +15,7 @@ kv_status kv_directory_read(const char *dir, struct kv_superblock *ret_superbloc
  * shapes and time; an old one with segments is compared with it (KV_INVALID names field, found and
  * wanted), and a damaged copy is replaced.  Nothing is changed in a directory that is refused. */
 kv_status kv_directory_open(const char *dir, const struct kv_superblock *want,
-                            struct kv_superblock *ret_superblock, bool *ret_made,
+                            struct kv_superblock *ret_superblock,
                             struct kv_error *err) KV_MUST_CHECK;
 
 /* Makes the names in `dir`, and its own, durable. */

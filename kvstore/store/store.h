@@ -23,7 +23,8 @@
 #include "kvstore/tier/tier_ssd.h"
 
 struct kv_store_options {
-    const char *dir; /* State directory: manifest/ and ssd/ are made inside. */
+    const char *dir;                 /* State directory: manifest/ and ssd/ are made inside. */
+    struct kv_superblock superblock; /* Filled in by kv_store_directory(). */
     const struct kv_layout *layout;
     struct kv_digest model;
     uint64_t kernels;      /* Family of the engine (format/kernels.h). */
@@ -50,7 +51,6 @@ struct kv_store_counters {
 struct kv_store {
     struct kv_store_options options;
     struct kv_layout layout;
-    struct kv_superblock superblock; /* Of the directory. */
     struct kv_index *index;
     struct kv_hbm *hbm;
     struct kv_pool *pool;
@@ -67,8 +67,12 @@ struct kv_store {
     bool unloading;        /* Pages that go now leave memory only. */
 };
 
-/* Creates what is missing, recovers what is there.  KV_INVALID: of another layout version, or made
- * for another model shape or segment size. */
+/* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
+ * KV_INVALID, in one sentence and with nothing changed: of another layout version, or made for
+ * another model shape or segment size, or settings that cannot work. */
+kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err) KV_MUST_CHECK;
+
+/* Creates what is missing, recovers what is there. */
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
                         struct kv_error *err) KV_MUST_CHECK;
 void kv_store_close(struct kv_store *store); /* operations must be 0. */

@@ -157,30 +157,31 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     return KV_OK;
 }
 
-static struct kv_ssd_options ssd_options(const struct kv_store *store, const char *dir)
+static struct kv_ssd_options ssd_options(const struct kv_store_options *options, const char *dir)
 {
     return (struct kv_ssd_options){
         .dir = dir,
-        .bytes_max = store->options.ssd_bytes,
-        .segment_bytes = store->options.segment_bytes,
-        .page_bytes = store->layout.page_bytes,
-        .directory = store->superblock.id,
+        .bytes_max = options->ssd_bytes,
+        .segment_bytes = options->segment_bytes,
+        .page_bytes = options->layout->page_bytes,
+        .directory = options->superblock.id,
     };
 }
 
-static kv_status open_directory(struct kv_store *store, bool *ret_made, struct kv_error *err)
+kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err)
 {
-    /* Settings that cannot work are refused before they are written into a new directory. */
-    const struct kv_ssd_options ssd = ssd_options(store, store->options.dir);
-    const kv_status status = kv_ssd_check(&ssd, err);
-    if (status != KV_OK) return status;
     const struct kv_superblock want = {
-        .page_bytes = store->layout.page_bytes,
-        .window_tokens = store->layout.window_tokens,
-        .segment_bytes = store->options.segment_bytes,
-        .created_ms = kv_store_now_ms(store),
+        .page_bytes = options->layout->page_bytes,
+        .window_tokens = options->layout->window_tokens,
+        .segment_bytes = options->segment_bytes,
+        .created_ms = kv_clock_wall_ms(options->clock),
     };
-    return kv_directory_open(store->options.dir, &want, &store->superblock, ret_made, err);
+    /* Settings that cannot work are refused before they are written into a new directory. */
+    const struct kv_ssd_options ssd = ssd_options(options, options->dir);
+    kv_status status = kv_ssd_check(&ssd, err);
+    if (status == KV_OK) status = make_dir(options->dir, err);
+    if (status != KV_OK) return status;
+    return kv_directory_open(options->dir, &want, &options->superblock, err);
 }
 
 /* Reads the store record and counts this start: generations of different runs never meet. */
@@ -196,10 +197,11 @@ static kv_status open_manifest(struct kv_store *store, struct kv_error *err)
     struct store_visit visit = {.store = store, .err = err};
     status = kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
     if (status != KV_OK) return status;
-    if (visit.found && !kv_id_equal(visit.record.directory.bytes, store->superblock.id.bytes))
+    if (visit.found &&
+        !kv_id_equal(visit.record.directory.bytes, store->options.superblock.id.bytes))
         return KV_FAIL(err, KV_INVALID,
                        "'%s' belongs to another state directory: put this one's own back", path);
-    visit.record.directory = store->superblock.id;
+    visit.record.directory = store->options.superblock.id;
     visit.record.model = store->options.model;
     visit.record.boots++;
     store->generation = visit.record.boots << 32;
@@ -235,8 +237,10 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
     if (status != KV_OK) return status;
     (void)snprintf(path, sizeof(path), "%s/ssd", options->dir);
     status = make_dir(path, err);
+    /* The names made until now: this one, and the manifest's. */
+    if (status == KV_OK) status = kv_directory_sync(options->dir, err);
     if (status != KV_OK) return status;
-    const struct kv_ssd_options ssd = ssd_options(store, path);
+    const struct kv_ssd_options ssd = ssd_options(options, path);
     return kv_ssd_open(&ssd, options->ring, &store->ssd, err);
 }
 
@@ -249,16 +253,9 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
     store->layout = *options->layout;
     store->options.layout = &store->layout;
 
-    bool made = false;
-    kv_status status = make_dir(options->dir, err);
-    if (status != KV_OK) goto fail;
-    status = open_directory(store, &made, err);
-    if (status != KV_OK) goto fail;
-    status = open_manifest(store, err);
+    kv_status status = open_manifest(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
-    if (status != KV_OK) goto fail;
-    if (made) status = kv_directory_sync(options->dir, err); /* The names made just now. */
     if (status != KV_OK) goto fail;
     status = recover(store, err);
     if (status != KV_OK) goto fail;

@@ -144,7 +144,7 @@ kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t sl
             .user = object->session->user->id,
             .model = store->options.model,
             .chain = *chain,
-            .directory = store->superblock.id,
+            .directory = store->options.superblock.id,
         };
         store->counters.pages_verified++;
         status = kv_page_verify(&store->layout, bytes, &want, &err);

@@ -61,7 +61,7 @@ void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t
         .user = object->session->user->id,
         .model = store->options.model,
         .chain = *chain,
-        .directory = store->superblock.id,
+        .directory = store->options.superblock.id,
     };
     kv_page_seal(&store->layout, kv_hbm_bytes(store->hbm, slot), &header);
 }

@@ -411,7 +411,7 @@ static void world_open(const char *dir)
     EXPECT(world.clock != NULL);
     EXPECT(kv_ring_create(16, KV_RING_AUTO, &world.ring, NULL) == KV_OK);
     EXPECT(kv_mailbox_create(&world.mailbox, NULL) == KV_OK);
-    const struct kv_store_options options = {
+    struct kv_store_options options = {
         .dir = dir,
         .layout = &layout,
         .model = model,
@@ -430,7 +430,8 @@ static void world_open(const char *dir)
         .sessions_max = 16,
     };
     struct kv_error err = {0};
-    const kv_status status = kv_store_open(&options, &world.store, &err);
+    kv_status status = kv_store_directory(&options, &err);
+    if (status == KV_OK) status = kv_store_open(&options, &world.store, &err);
     if (status != KV_OK) (void)fprintf(stderr, "%s\n", err.text);
     EXPECT(status == KV_OK);
 }
