@@ -22,7 +22,8 @@ struct kv_manifest;
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest,
                            struct kv_error *err) KV_MUST_CHECK;
 /* For tools, on a directory that no daemon uses: only kv_manifest_scan_now() and close work, and
- * nothing is written.  What RocksDB's log holds is read as well. */
+ * nothing is written.  What RocksDB's log holds is read as well; damage in it is KV_CORRUPT, where
+ * a daemon would go on with the records in front of it. */
 kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
                                 struct kv_error *err) KV_MUST_CHECK;
 /* Finishes what is queued, stops both threads. */

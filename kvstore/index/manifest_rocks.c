@@ -31,6 +31,7 @@
 #define BLOCK_CACHE_BYTES (16u << 20)
 #define OPEN_FILES_MAX 256
 #define LOG_LEVEL_WARN 2
+#define TOLERATE_TAIL 0 /* A log may end in the middle of a record, and is else whole. */
 #define LOG_BYTES_MAX (1u << 20)
 #define LOG_FILES_MAX 4u
 #define RECORD_HEAD_BYTES 8u
@@ -421,6 +422,7 @@ kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manife
     if (manifest == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
     options_create(manifest);
     rocksdb_options_set_create_if_missing(manifest->options, 0);
+    rocksdb_options_set_wal_recovery_mode(manifest->options, TOLERATE_TAIL);
     char *text = NULL;
     manifest->db = rocksdb_open_for_read_only(manifest->options, dir, 0, &text);
     if (text != NULL) {

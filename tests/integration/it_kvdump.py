@@ -646,5 +646,54 @@ def damaged_rocksdb():
     check(code in (1, 7) and (out + err).count("\n") == 1, f"no CURRENT: {code} {out!r} {err!r}")
 
 
+@case
+def random_flips():
+    """A flipped bit in any file: named where it hurts, or harmless; no crash, nothing passed over."""
+    box, _, _ = made()
+    state = State(box.state)
+    tree_of = {p.place: p for p in state.pages()}
+    whole = verify_ok(box.state, "before")
+    files = [(folder, name) for folder in ("", "ssd", "manifest")
+             for name in os.listdir(os.path.join(box.state, folder))
+             if os.path.isfile(os.path.join(box.state, folder, name))]
+    said = {"ok": 0, "named": 0}
+    for round_number in range(120):
+        folder, name = files[round_number % len(files)]
+        path = os.path.join(box.state, folder, name)
+        size = os.path.getsize(path)
+        if size == 0:
+            continue
+        at, bit = rng.randrange(size), 1 << rng.randrange(8)
+        with open(path, "rb") as f:
+            f.seek(at)
+            byte = f.read(1)[0]
+        overwrite(path, at, bytes([byte ^ bit]))
+        code, out, err = kvdump("verify", box.state)
+        what = f"{name} byte {at} of {size}: {code} {out!r} {err!r}"
+        if folder == "ssd":
+            place = (at - HEADER_BYTES) // state.page_bytes
+            place += int(name[8:14]) * state.pages_per_segment
+            page = tree_of.get(place) if (at - HEADER_BYTES) // state.page_bytes \
+                < state.pages_per_segment else None
+            if at < HEADER_BYTES:
+                equal(out.splitlines()[:-1], [f"{name}: header damaged"], what)
+            elif page is None:
+                equal((code, out), (0, whole), what)
+            else:
+                lines = out.splitlines()
+                check(code == 7 and len(lines) == 2 and lines[0].startswith(
+                    state.line(page, "").split("): ")[0]), what)
+        elif name == "superblock":
+            check(code == 7 and out.count("one of its two copies is damaged") == 1, what)
+        elif code == 0:
+            equal(out, whole, what)
+        else:
+            check(code in (1, 7) and (out + err).strip(), what)
+        said["ok" if code == 0 else "named"] += 1
+        overwrite(path, at, bytes([byte]))
+    print(f"flips: {said}", flush=True)
+    equal(verify_ok(box.state, "after"), whole, "after all flips were taken back")
+
+
 if __name__ == "__main__":
     run_cases(__doc__)
