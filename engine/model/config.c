@@ -135,6 +135,7 @@ static void read_dims(struct reader *reader, struct eng_config *config)
     config->o_groups = read_u32(reader, "o_groups", 1, 64);
     config->o_lora = read_u32(reader, "o_lora_rank", 32, 8192);
     config->window = read_u32(reader, "sliding_window", 1, 4096);
+    config->positions = read_u32(reader, "max_position_embeddings", 1, 1u << 31);
     config->index_heads = read_u32(reader, "index_n_heads", 1, 256);
     config->index_dim = read_u32(reader, "index_head_dim", 32, ENG_HEAD_DIM_MAX);
     config->index_topk = read_u32(reader, "index_topk", 1, 4096);
@@ -426,6 +427,7 @@ kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_toke
 {
     struct kv_layout layout = {
         .vocab_tokens = config->vocab,
+        .context_tokens = KV_MIN(config->positions, KV_PROMPT_TOKENS_MAX),
         .window_tokens = config->window,
         .spare_tokens = spare_tokens,
         .encoder_layers = config->encoder_layers,

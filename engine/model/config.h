@@ -29,7 +29,8 @@
 struct eng_config {
     char name[64];
     uint32_t eos, image_id;
-    uint32_t pad; /* engram_pad_token_id, or else pad_token_id */
+    uint32_t pad;       /* engram_pad_token_id, or else pad_token_id */
+    uint32_t positions; /* max_position_embeddings; the layout has the limit that holds. */
     uint32_t vocab, hidden, layers, encoder_layers, window;
     uint32_t heads, head_dim, rope_dim, q_lora, o_groups, o_lora;
     uint32_t index_heads, index_dim, index_topk;

@@ -131,8 +131,15 @@ bool bench_session_init(struct bench_session *own, struct eng_model *model, uint
                         bool all_layers)
 {
     const size_t page_bytes = eng_model_layout(model)->page_bytes;
+    const uint32_t context = eng_model_layout(model)->context_tokens;
     struct kv_error err = {0};
 
+    if (tokens > context) {
+        *own = (struct bench_session){0};
+        ctl_error("a session of %u tokens, the model takes at most %u (max_position_embeddings)",
+                  tokens, context);
+        return false;
+    }
     *own = (struct bench_session){
         .model = model, .page_count = kv_pages_for(tokens), .all_layers = all_layers};
     own->memory = aligned_alloc(KV_IO_ALIGN, own->page_count * page_bytes);

@@ -96,8 +96,7 @@ static bool parse_isa(const char *text, enum eng_isa *ret_isa)
     return false;
 }
 
-static bool check_options(const struct model_run_options *options, uint64_t chunk,
-                          uint64_t threads)
+static bool check_options(const struct model_run_options *options, uint64_t chunk, uint64_t threads)
 {
     if (options->tokens == NULL || options->dump == NULL) {
         ctl_error("%s is missing; `cachectl model run --help` says more",
@@ -194,7 +193,13 @@ fail:
 static bool check_tokens(const struct runner *runner)
 {
     const uint32_t vocab = eng_model_layout(runner->model)->vocab_tokens;
+    const uint32_t context = eng_model_layout(runner->model)->context_tokens;
     uint32_t good = 0;
+    if (runner->count > context) {
+        ctl_error("%s: %u tokens, the model takes at most %u (max_position_embeddings)",
+                  runner->options->tokens, runner->count, context);
+        return false;
+    }
     while (good < runner->count && runner->ids[good] < vocab)
         good++;
     if (good == runner->count) return true;
