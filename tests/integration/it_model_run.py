@@ -220,7 +220,7 @@ def run_instruction_sets(runs):
     for isa in ("portable", "avx2", "avx512", "amx"):
         got = runs.call("--isa", isa)
         if got.returncode != 0:
-            check("this machine has no " + isa in got.stderr, got.stderr)
+            check("kernels '%s' cannot be used: " % isa in got.stderr, got.stderr)
             continue
         dump = runs.dump("--isa", isa)
         equal(dump.meta["isa"], isa, "meta")
