@@ -215,6 +215,11 @@ bool eng_model_lost(const struct eng_model *model)
     return model->ops->lost != NULL && model->ops->lost(model);
 }
 
+uint64_t eng_model_engram_rows(const struct eng_model *model)
+{
+    return model->ops->engram_rows != NULL ? model->ops->engram_rows(model) : 0;
+}
+
 uint64_t eng_model_wrong_bytes(const struct eng_model *model)
 {
     return atomic_load_explicit(&model->wrong_bytes, memory_order_relaxed);

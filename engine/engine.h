@@ -83,6 +83,9 @@ uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of on
  * false cannot be believed, and must not be kept.  Cheap; asked after every pass. */
 bool eng_model_lost(const struct eng_model *model);
 
+/* Rows of Engram tables read since the model was opened; any thread. */
+uint64_t eng_model_engram_rows(const struct eng_model *model);
+
 /* SYNTHETIC only: rows or windows that came back with other bytes than were written. */
 uint64_t eng_model_wrong_bytes(const struct eng_model *model);
 

@@ -303,6 +303,7 @@ void cpu_attended(struct cpu_batch *batch, uint32_t layer, uint32_t t);
  * a layer's block (nothing for most layers). */
 kv_status cpu_engram_open(const struct eng_model *model, struct cpu_model *own,
                           struct kv_error *err) KV_MUST_CHECK;
+uint64_t cpu_engram_rows(const struct eng_model *model); /* eng_model_engram_rows(). */
 void cpu_engram_start(const struct cpu_batch *batch);
 void cpu_engram(struct cpu_batch *batch, uint32_t layer);
 

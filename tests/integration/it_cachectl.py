@@ -179,6 +179,7 @@ def test_stats_and_explain(ops):
     for name in ("cached_engine_passes_total", "cached_engine_pass_rows",
                  "cached_engine_pass_sessions", "cached_engine_tokens_per_second",
                  "cached_engine_busy_seconds_total", "cached_engine_drafts_total",
+                 "cached_engine_engram_rows_total",
                  "stage_engine_queue"):
         d.check(name in names, f"stats has {name}")
     d.check(all(c["name"].startswith("cached_") and c["help"] for c in stats["counters"]),

@@ -120,4 +120,42 @@ def context_of_the_daemon():
     d.equal(server.stop()[0], 0, "and stops")
 
 
+# ---- Engram ----
+
+def engram_rows(server):
+    """What `cachectl stats` shows, to programs and to people."""
+    name = "cached_engine_engram_rows_total"
+    token = os.path.join(server.directory, "ops.token")
+    with open(token, "w", encoding="ascii") as f:
+        f.write(d.TOKENS["ops"][2])
+    flags = ("--endpoint", "unix:" + server.socket, "--token-file", token)
+    counters = json.loads(tool(CACHECTL, "stats", "--json", *flags).stdout)["counters"]
+    value = {c["name"]: c["value"] for c in counters}[name]
+    lines = [line.split("\t") for line in tool(CACHECTL, "stats", *flags).stdout.splitlines()]
+    shown = [line[2] for line in lines if line[0] == name]
+    d.equal(shown, [str(int(value))], "the table shows the same")
+    return value
+
+
+@case
+def engram_rows_are_counted():
+    """Each token the encoder runs over reads one row per table, n-gram order and head."""
+    for fields, rows in (({}, 2 * 3 * 2),
+                         ({"engram_layer_ids": [1], "engram_num_embeddings": [1618]}, 3 * 2),
+                         ({"engram_layer_ids": [], "engram_num_embeddings": []}, 0)):
+        directory, said = make(tiny(**fields))
+        d.equal(said, None, f"a model with {fields}")
+        server = d.Daemon({"engine.backend": "cpu", "engine.model_dir": directory,
+                           "engine.draft": "off"}).start()
+        session = server.client().session
+        d.equal(engram_rows(server), 0, "nothing is read before there is something to compute")
+        session.OpenSession(pb.OpenSessionRequest(session_id="s"))
+        session.Prefill(pb.PrefillRequest(session_id="s", tokens=d.pack(range(3, 103))))
+        d.equal(engram_rows(server), 100 * rows, f"rows of 100 tokens with {fields}")
+        list(session.Decode(pb.DecodeRequest(session_id="s", max_tokens=8, ignore_eos=True)))
+        # The last token sampled is not processed yet.
+        d.equal(engram_rows(server), 107 * rows, f"and of 7 decoded with {fields}")
+        d.equal(server.stop()[0], 0, "a clean stop")
+
+
 run_cases(__doc__)
