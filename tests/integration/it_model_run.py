@@ -346,7 +346,7 @@ def run_interrupted(runs):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     talk = process.communicate(timeout=60)[1]
-    check(process.returncode == 1 and "interrupted" in talk, talk)
+    check(process.returncode == 130 and "interrupted" in talk, talk)
     for name in (out, out + ".part"):
         check(not os.path.exists(name), "an interrupted run leaves no " + name)
 
