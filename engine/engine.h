@@ -44,14 +44,13 @@ struct eng_options {
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
     enum eng_isa isa;      /* Of the CPU backend. */
     uint32_t threads;      /* At most KV_ENGINE_THREADS_MAX; 0: one per core. */
-    /* Most encoder rows, and most decoder rows, of one pass: 1 .. ENG_PASS_ROWS_MAX, 0: the
+    /* Most encoder rows, and most decoder rows, of one pass: 1 .. KV_PASS_ROWS_MAX, 0: the
      * default.  Scratch is sized by it; no bit depends on it. */
     uint32_t pass_rows;
     bool quant_off;   /* No activation is rounded, rows are fp32: to compare with others. */
     bool prefill_all; /* The decoder runs over every token of a prefill, not the last window. */
 };
 
-#define ENG_PASS_ROWS_MAX KV_PASS_ROWS_MAX
 #define ENG_PASS_ROWS_DEFAULT 256u
 
 /* KV_INVALID: the directory is not a model this engine runs (the text names file, field or tensor,

@@ -327,7 +327,7 @@ static void read_engram(struct reader *reader, struct eng_config *config)
 static void read_draft(struct reader *reader, struct eng_config *config)
 {
     if (config->draft_stages == 0) return;
-    config->draft_block = read_u32(reader, "dspark_block_size", 1, ENG_DRAFT_BLOCK_MAX);
+    config->draft_block = read_u32(reader, "dspark_block_size", 1, KV_DRAFT_BLOCK_MAX);
     config->draft_noise = read_u32(reader, "dspark_noise_token_id", 0, config->vocab - 1);
     config->draft_rank = read_u32(reader, "dspark_markov_rank", 32, 4096);
     config->draft_experts = read_u32(reader, "dspark_n_routed_experts", 1, 1024);

@@ -22,7 +22,6 @@
 #define ENG_ENGRAM_MAX 8u
 #define ENG_ENGRAM_ORDERS_MAX 3u /* n-grams of 2, 3 and 4 tokens */
 #define ENG_ENGRAM_HEADS_MAX 32u
-#define ENG_DRAFT_BLOCK_MAX KV_DRAFT_BLOCK_MAX
 #define ENG_NO_SOURCE 0xffffffffu
 #define ENG_LAYERS_MAX (KV_LAYERS_MAX + KV_DRAFT_STAGES_MAX)
 

@@ -420,13 +420,13 @@ int bench_gemm(struct bench_progress *progress, bool quick, bool hot)
     const char *why = NULL;
     struct bench bench = {
         .progress = progress,
-        .ops = eng_gemm_of(ENG_ISA_AUTO),
+        .ops = eng_kernels_of(ENG_ISA_AUTO, false)->gemm,
         .pairs = quick ? 5 : PAIRS_MAX,
         .slice_ns = quick ? 5e6 : 3e7,
         .random = 1,
         .hot = hot,
         .library = onednn_open(&why),
-        .scratch = take(ENG_GEMM_SCRATCH),
+        .scratch = take(ENG_KERNEL_SCRATCH),
     };
     int code = CLIENT_EXIT_OK;
 
