@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 
@@ -18,7 +19,7 @@ SECOND = "model-00002-of-00003.safetensors"
 
 
 
-# ---- Each of these returns a function of the model's directory. ----
+# ---- Files, and the two parts of a weight file. ----
 
 def read(path):
     with open(path, "rb") as f:
@@ -45,48 +46,9 @@ def replaced(text, old, new, what):
     return text.replace(old, new, 1)
 
 
-def header(old, new, name=SINGLE):
-    """The first `old` of the header's text becomes `new`."""
-    def damage(directory):
-        path = os.path.join(directory, name)
-        text, data = split(path)
-        join(path, replaced(text, old.encode(), new.encode(), name), data)
-    return damage
+# ---- Damage: each of these returns a function of the model's directory. ----
 
-
-def entries(change, name=SINGLE, data_change=None):
-    """`change` edits the parsed header."""
-    def damage(directory):
-        path = os.path.join(directory, name)
-        text, data = split(path)
-        parsed = json.loads(text)
-        parsed = change(parsed) or parsed
-        join(path, json.dumps(parsed, separators=(",", ":")).encode(),
-             data_change(data) if data_change else data)
-    return damage
-
-
-def config(old, new):
-    def damage(directory):
-        path = os.path.join(directory, CONFIG)
-        write(path, replaced(read(path), old.encode(), new.encode(), CONFIG))
-    return damage
-
-
-def index(change):
-    def damage(directory):
-        path = os.path.join(directory, INDEX)
-        parsed = json.loads(read(path))
-        parsed = change(parsed) or parsed
-        write(path, json.dumps(parsed).encode())
-    return damage
-
-
-def text(name, data):
-    return lambda directory: write(os.path.join(directory, name), data)
-
-
-def whole(change, name=SINGLE):
+def on_file(name, change):
     """`change` gets and gives the bytes of a file."""
     def damage(directory):
         path = os.path.join(directory, name)
@@ -94,48 +56,89 @@ def whole(change, name=SINGLE):
     return damage
 
 
-def value(tensor, at, new, name=SINGLE):
-    """Bytes of one tensor's data."""
+def on_parts(name, change):
+    """`change` gets and gives the text of a weight file's header, and its data."""
     def damage(directory):
         path = os.path.join(directory, name)
-        head, data = split(path)
-        begin = json.loads(head)[tensor]["data_offsets"][0] + at
-        join(path, head, data[:begin] + new + data[begin + len(new):])
+        join(path, *change(*split(path)))
     return damage
+
+
+def on_entries(name, change):
+    """`change` edits the parsed header, and gives the data when they change as well."""
+    def parts(head, data):
+        parsed = json.loads(head)
+        changed = change(parsed, data)
+        return json.dumps(parsed).encode(), data if changed is None else changed
+    return on_parts(name, parts)
+
+
+def header(old, new, name=SINGLE):
+    """The first `old` of the header's text becomes `new`."""
+    return on_parts(name, lambda head, data: (
+        replaced(head, old.encode(), new.encode(), name), data))
+
+
+def entries(change, name=SINGLE):
+    """`change` edits the parsed header."""
+    def edit(parsed, _):
+        change(parsed)
+    return on_entries(name, edit)
+
+
+def config(old, new):
+    return on_file(CONFIG, lambda data: replaced(data, old.encode(), new.encode(), CONFIG))
+
+
+def index(change):
+    def edit(data):
+        parsed = json.loads(data)
+        parsed = change(parsed) or parsed
+        return json.dumps(parsed).encode()
+    return on_file(INDEX, edit)
+
+
+def text(name, data):
+    return lambda directory: write(os.path.join(directory, name), data)
+
+
+def whole(change, name=SINGLE):
+    return on_file(name, change)
+
+
+def value(tensor, at, new, name=SINGLE):
+    """Bytes of one tensor's data."""
+    def edit(head, data):
+        begin = json.loads(head)[tensor]["data_offsets"][0] + at
+        return head, data[:begin] + new + data[begin + len(new):]
+    return on_parts(name, edit)
 
 
 def without(tensor):
     """The tensor is gone, data and all."""
-    def damage(directory):
-        path = os.path.join(directory, SINGLE)
-        head, data = split(path)
-        parsed = json.loads(head)
+    def edit(parsed, data):
         begin, end = parsed.pop(tensor)["data_offsets"]
         for name, entry in parsed.items():
             if name != "__metadata__" and entry["data_offsets"][0] >= end:
                 entry["data_offsets"] = [x - (end - begin) for x in entry["data_offsets"]]
-        join(path, json.dumps(parsed).encode(), data[:begin] + data[end:])
-    return damage
+        return data[:begin] + data[end:]
+    return on_entries(SINGLE, edit)
 
 
 def added(tensor, dtype="I8"):
     """One tensor more, of four bytes."""
-    def damage(directory):
-        path = os.path.join(directory, SINGLE)
-        head, data = split(path)
-        parsed = json.loads(head)
+    def edit(parsed, data):
         parsed[tensor] = {"dtype": dtype, "shape": [4], "data_offsets": [len(data), len(data) + 4]}
-        join(path, json.dumps(parsed).encode(), data + bytes(4))
-    return damage
+        return data + bytes(4)
+    return on_entries(SINGLE, edit)
 
 
 def ids(change):
-    def damage(directory):
-        path = os.path.join(directory, IDS)
-        values = list(struct.unpack("<512i", read(path)))
+    def edit(data):
+        values = list(struct.unpack("<512i", data))
         values = change(values) or values
-        write(path, struct.pack(f"<{len(values)}i", *values))
-    return damage
+        return struct.pack(f"<{len(values)}i", *values)
+    return on_file(IDS, edit)
 
 
 def put(values, at, new):
@@ -166,3 +169,11 @@ def make(directory, *options):
                           text=True, check=False)
     d.equal(done.returncode, 0, f"mkmodel {options}: {done.stderr}")
     return directory
+
+
+def copy_of(directory, damage=lambda _: None):
+    """A copy with that done to it."""
+    copy = os.path.join(d.scratch(), "model")
+    shutil.copytree(directory, copy)
+    damage(copy)
+    return copy

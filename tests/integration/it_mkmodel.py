@@ -6,13 +6,12 @@ made is not touched without --force, and the sentence says how to go on.
 
 import os
 import re
-import shutil
 import subprocess
 import time
 
 import daemon as d
-from damage import (CONFIG, IDS, INDEX, MKMODEL, SECOND, SINGLE, entries, header, make, read,
-                    removed, text, verify, write)
+from damage import (CONFIG, IDS, INDEX, MKMODEL, SECOND, SINGLE, copy_of, entries, header, make,
+                    read, removed, text, verify, write)
 
 
 def untimed(answer):
@@ -78,9 +77,7 @@ def test_foreign(models):
                                                 if name != INDEX], INDEX),
     ]
     for what, base, damage, named in cases:
-        copy = os.path.join(d.scratch(), "model")
-        shutil.copytree(models[base], copy)
-        damage(copy)
+        copy = copy_of(models[base], damage)
         write(os.path.join(copy, "model.safetensors.tmp"), b"half")
         write(os.path.join(copy, "README"), b"mine")
         before = contents(copy)

@@ -15,13 +15,21 @@ import struct
 
 import daemon as d
 import grpc
-from damage import (CONFIG, FIRST, IDS, INDEX, SECOND, SINGLE, added, config, entries, header,
-                    ids, index, make, moved, put, read, removed, retag, text, value, verify, whole,
+from damage import (CONFIG, FIRST, IDS, INDEX, SECOND, SINGLE, added, config, copy_of, entries,
+                    header, ids, index, make, moved, put, read, removed, retag, text, value, verify, whole,
                     without)
 
 EMBED = '"embed.weight":{"dtype":"BF16","shape":[512,128],"data_offsets":[0,131072]}'
 NAN16, INF32 = b"\xc0\x7f", struct.pack("<f", float("inf"))
 DEEP = b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"
+
+CONTEXT = r"max_position_embeddings must be "
+
+
+def context(positions):
+    name = '"max_position_embeddings": '
+    return config(name + "1048576", name + positions)
+
 
 # (what, model, damage, expected in the sentence).  `plain`: without Engram and drafting.
 TABLE = [
@@ -144,15 +152,10 @@ TABLE = [
      r"tensor layers\.0\.ffn\.gate\.weight: expected BF16 \[7,128\], found BF16 \[8,128\]"),
     ("config with another rank", "tiny", config('"dspark_markov_rank": 32', '"dspark_markov_rank": 64'),
      r"tensor mtp\.2\.markov_head\.embed\.weight: expected BF16 \[512,64\]"),
-    ("context of 0", "plain", config('"max_position_embeddings": 1048576', '"max_position_embeddings": 0'),
-     r"max_position_embeddings must be 1 to 2147483648, found 0"),
-    ("negative context", "tiny", config('"max_position_embeddings": 1048576', '"max_position_embeddings": -1'),
-     r"max_position_embeddings must be 1 to 2147483648, found -1"),
-    ("context beyond 2^31", "tiny", config('"max_position_embeddings": 1048576',
-                                           '"max_position_embeddings": 2147483649'),
-     r"max_position_embeddings must be 1 to 2147483648, found 2147483649"),
-    ("context in words", "tiny", config('"max_position_embeddings": 1048576', '"max_position_embeddings": "1M"'),
-     r"max_position_embeddings must be an integer"),
+    ("context of 0", "plain", context("0"), CONTEXT + r"1 to 2147483648, found 0"),
+    ("negative context", "tiny", context("-1"), CONTEXT + r"1 to 2147483648, found -1"),
+    ("context beyond 2^31", "tiny", context("2147483649"), CONTEXT + r"1 to 2147483648, found 2147483649"),
+    ("context in words", "tiny", context('"1M"'), CONTEXT + r"an integer"),
     ("no context", "tiny", config('"max_position_embeddings": 1048576,', ''),
      r"field max_position_embeddings is missing"),
     ("config without drafting", "tiny", lambda p: (
@@ -233,8 +236,7 @@ def test_good(models):
     d.equal(verify(small).returncode, 0, "small, with its 8166 compressed ids")
     shutil.rmtree(small)
     # What a text engine has no use for is not in its way.
-    copy = os.path.join(d.scratch(), "vision")
-    shutil.copytree(models["tiny"], copy)
+    copy = copy_of(models["tiny"])
     for tensor in ("vision.blocks.0.norm1.weight", "aligner.w1.bias", "image_start",
                    "mtp.1.embed.weight", "mtp.2.head.weight"):
         added(tensor)(copy)
@@ -247,9 +249,7 @@ def test_table(models):
     d.check(runs["plain"], "the daemon runs the plain model")
     d.check(len(TABLE) >= 60, f"{len(TABLE)} malformed models")
     for what, base, damage, expected in TABLE:
-        copy = os.path.join(d.scratch(), "model")
-        shutil.copytree(models[base], copy)
-        damage(copy)
+        copy = copy_of(models[base], damage)
         got = verify(copy)
         said = got.stderr.strip()
         code = 3 if what == "config missing" else 7
@@ -303,8 +303,7 @@ def answer(server, user, prompt):
 def test_shrinks(models):
     """Weights cut off under a daemon: the right answer or none, and the daemon is there to say so."""
     for base in models:
-        copy = os.path.join(d.scratch(), "model")
-        shutil.copytree(models[base], copy)
+        copy = copy_of(models[base])
         server = daemon_of(copy)
         try:
             server.start()
@@ -330,8 +329,7 @@ def test_shrinks(models):
 def test_flips(models):
     """One flipped byte anywhere in a header: refused, and a tensor is named."""
     rng = random.Random(7)
-    copy = os.path.join(d.scratch(), "model")
-    shutil.copytree(models["tiny"], copy)
+    copy = copy_of(models["tiny"])
     path = os.path.join(copy, SINGLE)
     good = read(path)
     end = 8 + struct.unpack("<Q", good[:8])[0]
