@@ -204,6 +204,8 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     for (uint32_t i = 1; i < config->source_count; i++)
         if (config->source_layers[i] <= config->source_layers[i - 1])
             return "kv_source_layer_ids must ascend";
+    for (uint32_t i = 0; i < config->source_count; i++)
+        if (config->ratio[config->source_layers[i]] == 0) return "a kv source has compress ratio 0";
     for (uint32_t i = 1; i < index_count; i++)
         if (index_layers[i] <= index_layers[i - 1]) return "index_source_layer_ids must ascend";
     const uint32_t last = config->source_layers[config->source_count - 1];
@@ -212,10 +214,7 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     if (last == 0 || last >= config->layers) return "the last kv source must leave an encoder";
     if (config->ratio[last] != 1) return "the last kv source must have compress ratio 1";
     for (uint32_t layer = 0; layer < config->layers; layer++) {
-        if (config->ratio[layer] == 0) {
-            if (eng_config_owns_rows(config, layer)) return "a kv source has compress ratio 0";
-            continue;
-        }
+        if (config->ratio[layer] == 0) continue;
         const uint32_t rows = config->rows_source[layer];
         const uint32_t list = config->index_source[layer];
         if (rows == ENG_NO_SOURCE || list == ENG_NO_SOURCE)

@@ -251,6 +251,7 @@ int main(void)
     test_engram();
     test_draft();
     refuse("1, 1, 0, 0, 0]", "1, 1, 0, 1, 0]", "draft stages must be 0");
+    refuse("[0, 0, 2, 2, 2,", "[0, 0, 2, 2, 0,", "a kv source has compress ratio 0");
     refuse("\"quant_method\": \"fp8\"", "\"quant_method\": \"awq\"", "quant_method must be");
     refuse("[32, 32]", "[128, 128]", "weight_block_size");
     refuse("\"fp4\"", "\"fp8\"", "expert_dtype");
