@@ -335,6 +335,19 @@ static void remember_head(struct kv_session *session, struct kv_node *node, uint
     session->used_ms = now_ms;
 }
 
+/* Whoever has still to answer with this checkpoint says that it is not stored: the waiter, and a
+ * decode that answers early but is still sending. */
+static void forget_point(struct shard *shard, const struct kv_node *node)
+{
+    for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+        for (uint32_t i = 0; i < flow->point_count; i++) {
+            if (flow->points[i].node != node) continue;
+            flow->points[i].node = NULL;
+            flow->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+        }
+    }
+}
+
 /* Undoes what this commit made: nodes from the deepest up, page objects back to their old place. */
 static void commit_revert(struct commit *commit, bool free_space)
 {
@@ -358,6 +371,7 @@ static void commit_revert(struct commit *commit, bool free_space)
         assert(node->child == NULL);
         if (live != NULL && live->node == node) live_fall_back(live, node->parent);
         if (session->head == node) remember_head(session, node->parent, session->used_ms);
+        forget_point(shard, node);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
     }
@@ -381,11 +395,6 @@ static void commit_end(struct commit *commit, bool saved)
         shard->store->counters.saves += commit->node_count;
     } else if (waiter != NULL) {
         waiter->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
-        for (uint32_t i = 0; i < waiter->point_count; i++) {
-            for (uint32_t j = 0; j < commit->node_count; j++) {
-                if (waiter->points[i].node == commit->nodes[j]) waiter->points[i].node = NULL;
-            }
-        }
     }
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
