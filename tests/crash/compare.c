@@ -39,6 +39,8 @@ static void adopt(struct cr_writer *writer, struct cr_session *session,
         return;
     }
     cr_learn(writer, session, listed, session->flight, session->flight_count);
+    struct cr_point *point = cr_find(session, &listed->id);
+    if (point != NULL) point->listed = true;
     writer->counts.adopted++;
 }
 
@@ -68,6 +70,7 @@ static void compare_list(struct cr_writer *writer, struct cr_session *session,
     for (uint32_t i = 0; i < session->point_count; i++) {
         struct cr_point *point = &session->points[i];
         const struct ex_checkpoint *listed = listed_as(view, &point->id);
+        point->listed = listed != NULL;
         if (point->durable) writer->counts.acknowledged++;
         if (listed == NULL) {
             if (point->durable)
@@ -175,7 +178,7 @@ static void compare_session(struct cr_writer *writer, struct cr_session *session
     const uint32_t lucky = ex_random_below(&writer->random, session->point_count + 1);
     for (uint32_t i = 0; i < session->point_count; i++) {
         struct cr_point *point = &session->points[i];
-        if (point->durable && (i == lucky || to_be_tried(writer, session, point)))
+        if (point->listed && (i == lucky || to_be_tried(writer, session, point)))
             try_point(writer, session, point);
     }
     /* The turns moved the head. */

@@ -124,9 +124,9 @@ static void count_phases(struct cr_run *run)
 {
     bool busy = false;
     for (uint32_t w = 0; w < CR_WRITERS; w++) {
-        run->counts.phases[run->writers[w].phase]++;
-        if (run->writers[w].phase != CR_IDLE) busy = true;
-        run->writers[w].phase = CR_IDLE;
+        const enum cr_phase phase = atomic_load(&run->writers[w].phase);
+        run->counts.phases[phase]++;
+        if (phase != CR_IDLE) busy = true;
     }
     if (busy) run->counts.busy_kills++;
     run->counts.kills++;
@@ -142,6 +142,8 @@ static void write_and_fault(struct driver *driver)
     struct timespec begun;
     (void)clock_gettime(CLOCK_MONOTONIC, &begun);
     atomic_store(&run->acks, 0);
+    for (uint32_t w = 0; w < CR_WRITERS; w++)
+        atomic_store(&run->writers[w].phase, CR_IDLE);
     atomic_store(&run->killing, false);
     each_writer(driver, cr_write);
     while (atomic_load(&run->acks) < acks && ex_seconds_since(&begun) < WRITE_MS_MAX / 1000.0 &&
@@ -149,14 +151,19 @@ static void write_and_fault(struct driver *driver)
         pause_us(200);
     pause_us(us);
     atomic_store(&run->killing, true);
+    /* After a cut calls are answered still; a kill leaves what it met. */
+    if (medium->cut != NULL) count_phases(run);
     if (medium->cut != NULL && !medium->cut(medium->context, why)) {
         join_writers(driver);
         give_up(driver, why);
     }
-    if (medium->cut != NULL) pause_us(ex_random_below(&driver->random, 2000));
+    /* Now and then long enough for every call to be answered. */
+    if (medium->cut != NULL)
+        pause_us(ex_random_below(&driver->random,
+                                 ex_random_percent(&driver->random, 20) ? 40000 : 2000));
     ex_daemon_signal(run->daemon, SIGKILL);
     join_writers(driver);
-    count_phases(run);
+    if (medium->cut == NULL) count_phases(run);
     if (!ex_daemon_stop(run->daemon, SIGKILL, why))
         cr_fail(&run->writers[0], CR_WRONG, NULL, NULL, "%s", why);
     driver->write_s += ex_seconds_since(&begun);
@@ -170,6 +177,7 @@ static void start_and_compare(struct driver *driver)
     char why[EX_WHY_BYTES];
     struct timespec begun;
     (void)clock_gettime(CLOCK_MONOTONIC, &begun);
+    atomic_store(&run->killing, false);
     atomic_store(&run->ready, false);
     atomic_store(&run->broken, false);
     ex_daemon_spawn(run->daemon, &driver->flags);
@@ -287,11 +295,10 @@ static void print_counts(const struct driver *driver)
     (void)printf("seed: %llu\n", (unsigned long long)driver->options->seed);
     (void)printf(
         "cycle %.0f ms: writing %.0f, restart %.0f, comparing %.0f; CPU %.0f ms here, %.0f "
-        "ms in daemons%s\n",
+        "ms in daemons\n",
         ex_seconds_since(&driver->begun) * 1000 / kills, driver->write_s * 1000 / kills,
         driver->restart_s * 1000 / kills, driver->compare_s * 1000 / kills,
-        cpu_ms(RUSAGE_SELF) / kills, cpu_ms(RUSAGE_CHILDREN) / kills,
-        driver->medium->cycle_note == NULL ? "" : driver->medium->cycle_note);
+        cpu_ms(RUSAGE_SELF) / kills, cpu_ms(RUSAGE_CHILDREN) / kills);
     (void)printf("calls under way at %llu of %llu %s (%llu more while starting):",
                  (unsigned long long)c->busy_kills, (unsigned long long)c->kills,
                  driver->options->unit, (unsigned long long)c->starting);
@@ -337,6 +344,7 @@ int cr_drive(const struct cr_options *options, const struct cr_medium *medium)
     driver->medium = medium;
     driver->run.seed = options->seed;
     driver->run.program = options->program;
+    driver->run.deaf = medium->cut != NULL;
     EXPECT(pthread_mutex_init(&driver->run.lock, NULL) == 0);
     (void)clock_gettime(CLOCK_MONOTONIC, &driver->begun);
     driver->shown = driver->begun;

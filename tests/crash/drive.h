@@ -26,7 +26,6 @@ struct cr_medium {
     bool (*cut)(void *context, char *why);     /* Power is gone; the daemon still runs. */
     bool (*restore)(void *context, char *why); /* It came back; the daemon is dead. */
     void (*drop)(void *context);
-    const char *cycle_note;
 };
 
 /* Reads arguments; ends the program for --help or wrong ones.  unit: "kills" for --kills. */

@@ -161,7 +161,8 @@ void cr_learn(struct cr_writer *writer, struct cr_session *session,
             .id = from->id, .position = from->position, .ids = point_ids(writer, from, ids)};
         memcpy(point->digest, from->digest, 32);
     }
-    if (from->durable) cr_make_durable(writer, session, point);
+    if (from->durable && !(writer->run->deaf && atomic_load(&writer->run->killing)))
+        cr_make_durable(writer, session, point);
 }
 
 /* ---- sessions ---- */

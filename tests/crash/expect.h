@@ -31,6 +31,7 @@ struct cr_point {
     uint32_t position;
     uint8_t digest[32];
     uint32_t *ids; /* [0, position + CR_SUFFIX + CR_ANSWER): the turn that tries it, too. */
+    bool listed;   /* By the last list. */
     bool durable;  /* Acknowledged at level SSD, or found after a restart. */
     bool tried;    /* By a turn, since its session was left. */
     bool has_crcs;
@@ -94,7 +95,7 @@ struct cr_writer {
     struct cr_session **sessions; /* The last one is in use. */
     uint32_t session_count, session_capacity;
     struct cr_counts counts; /* Of this thread; added up after it is joined. */
-    enum cr_phase phase;
+    _Atomic enum cr_phase phase;
 };
 
 struct cr_run {
@@ -106,6 +107,7 @@ struct cr_run {
     const char *log_path;
     struct ex_daemon *daemon;
     struct cr_writer writers[CR_WRITERS];
+    bool deaf;             /* An answer after the fault says nothing of durability: powercut.c. */
     _Atomic bool killing;  /* A call that fails now is no failure. */
     _Atomic bool ready;    /* The restarted daemon serves. */
     _Atomic bool broken;   /* It does not. */

@@ -22,10 +22,16 @@ static bool killing(const struct cr_writer *writer)
     return atomic_load(&writer->run->killing);
 }
 
+/* The call was answered after a fault whose answers prove nothing. */
+static bool unheard(const struct cr_writer *writer)
+{
+    return writer->run->deaf && killing(writer);
+}
+
 static void begin(struct cr_writer *writer, struct cr_session *session, enum cr_phase phase,
                   const uint32_t *ids, uint32_t count)
 {
-    writer->phase = phase;
+    atomic_store(&writer->phase, phase);
     writer->counts.calls++;
     session->in_flight = true;
     session->has_rolled = false;
@@ -35,8 +41,19 @@ static void begin(struct cr_writer *writer, struct cr_session *session, enum cr_
 
 static void end(struct cr_writer *writer, struct cr_session *session)
 {
-    writer->phase = CR_IDLE;
+    atomic_store(&writer->phase, CR_IDLE);
     session->in_flight = false;
+}
+
+/* A call that was answered.  save_reason: why what it left could not be stored; a disk that went
+ * away may have the record all the same. */
+static void end_saved(struct cr_writer *writer, struct cr_session *session, const char *save_reason)
+{
+    const bool saved = save_reason[0] == '\0';
+    if (!saved && !killing(writer))
+        cr_fail(writer, CR_WRONG, session, NULL, "not saved: %s", save_reason);
+    end(writer, session);
+    session->in_flight = !saved;
 }
 
 /* False: refused as it may be, and nothing is under way. */
@@ -77,7 +94,7 @@ static void open_session(struct cr_writer *writer)
         failed(writer, session, why);
         return;
     }
-    session->opened = true;
+    session->opened = !unheard(writer);
     cr_note(writer->run, session, "opened");
     end(writer, session);
 }
@@ -164,9 +181,7 @@ static void prefill(struct cr_writer *writer, struct cr_session *session)
     session->talk_count = session->head = count;
     for (uint32_t i = 0; i < answer.point_count; i++)
         cr_learn(writer, session, &answer.points[i], ids, count);
-    if (answer.save_reason[0] != '\0' && !killing(writer))
-        cr_fail(writer, CR_WRONG, session, NULL, "not saved: %s", answer.save_reason);
-    end(writer, session);
+    end_saved(writer, session, answer.save_reason);
 }
 
 /* ---- the others ---- */
@@ -202,7 +217,7 @@ static void decode(struct cr_writer *writer, struct cr_session *session)
             answer.point_count, answer.save_reason);
     for (uint32_t i = 0; i < answer.point_count; i++)
         cr_learn(writer, session, &answer.points[i], talk, count);
-    end(writer, session);
+    end_saved(writer, session, answer.save_reason);
 }
 
 static void checkpoint(struct cr_writer *writer, struct cr_session *session)
@@ -235,7 +250,7 @@ static void wait_durable(struct cr_writer *writer, struct cr_session *session)
         failed(writer, session, why);
         return;
     }
-    cr_make_durable(writer, session, point);
+    if (!unheard(writer)) cr_make_durable(writer, session, point);
     end(writer, session);
 }
 
@@ -258,7 +273,7 @@ static void roll_back(struct cr_writer *writer, struct cr_session *session)
     memcpy(session->talk, point->ids, sizeof(*point->ids) * point->position);
     session->talk_count = point->position;
     session->head = 0; /* An answer could go on from a pending token we do not know. */
-    session->has_rolled = point->durable;
+    session->has_rolled = point->durable && !unheard(writer);
     session->rolled = point->id;
     end(writer, session);
 }
