@@ -20,6 +20,7 @@ static const struct option long_options[] = {
     {"plant", required_argument, NULL, OPT_PLANT},
     {"dir", required_argument, NULL, OPT_DIR},
     {"expect-loss", no_argument, NULL, 'l'},
+    {"strict", no_argument, NULL, 's'},
     {"verbose", no_argument, NULL, 'v'},
     {"keep", no_argument, NULL, 'k'},
     {"help", no_argument, NULL, 'h'},
@@ -71,6 +72,9 @@ static bool take(struct cr_options *options, int option)
         return true;
     case 'l':
         options->expect_loss = true;
+        return true;
+    case 's':
+        options->strict = true;
         return true;
     case 'v':
         options->verbose = true;
