@@ -9,6 +9,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "tests/crash/expect.h"
+#include "tests/driver/scratch.h"
 #include "tests/harness.h"
 
 #include <time.h>
@@ -113,6 +114,8 @@ static bool try_resume(struct cr_writer *writer, struct cr_session *session,
 {
     char why[EX_WHY_BYTES];
     struct ex_prefill_answer answer;
+    const double idle_s =
+        ex_seconds_since(session->in_flight ? &writer->run->died : &session->used);
     const uint32_t even = point->position & ~1u;
     const struct ex_prefill call = {.session = session->name,
                                     .ids = point->ids,
@@ -121,6 +124,13 @@ static bool try_resume(struct cr_writer *writer, struct cr_session *session,
                                     .level = EX_LEVEL_ACCEPTED};
     if (!ex_call_prefill(client_of(writer), &call, &answer, why)) {
         cr_fail(writer, CR_LOST, session, &point->id, "a turn on it failed: %.300s", why);
+        return false;
+    }
+    if (session->fleeting) {
+        if (answer.hit_tokens == 0) writer->counts.expired++;
+        if (answer.hit_tokens == 0 || idle_s < (CR_FLEETING_MS + 100) / 1000.0) return true;
+        cr_fail(writer, CR_WRONG, session, &point->id, "expired, and hits %u tokens",
+                answer.hit_tokens);
         return false;
     }
     if (answer.weakened > 0 || (even > CR_WINDOW && answer.hit_tokens < even)) {
@@ -174,11 +184,15 @@ static void compare_session(struct cr_writer *writer, struct cr_session *session
     }
     session->opened = true;
     compare_list(writer, session, view);
+    /* Listed or not: nothing of it may serve.  One turn, which would renew what is left. */
+    if (session->fleeting && session->point_count > 0)
+        try_point(writer, session, &session->points[session->point_count - 1]);
     forget_unlisted(session, view);
     const uint32_t lucky = ex_random_below(&writer->random, session->point_count + 1);
     for (uint32_t i = 0; i < session->point_count; i++) {
         struct cr_point *point = &session->points[i];
-        if (point->listed && (i == lucky || to_be_tried(writer, session, point)))
+        if (point->listed && !session->fleeting &&
+            (i == lucky || to_be_tried(writer, session, point)))
             try_point(writer, session, point);
     }
     /* The turns moved the head. */

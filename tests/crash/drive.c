@@ -166,6 +166,7 @@ static void write_and_fault(struct driver *driver)
     if (medium->cut == NULL) count_phases(run);
     if (!ex_daemon_stop(run->daemon, SIGKILL, why))
         cr_fail(&run->writers[0], CR_WRONG, NULL, NULL, "%s", why);
+    (void)clock_gettime(CLOCK_MONOTONIC, &run->died);
     driver->write_s += ex_seconds_since(&begun);
     if (medium->restore != NULL && !medium->restore(medium->context, why)) give_up(driver, why);
 }
@@ -306,9 +307,10 @@ static void print_counts(const struct driver *driver)
         (void)printf(" %s %llu%s", cr_phase_names[phase], (unsigned long long)c->phases[phase],
                      phase + 1 < CR_PHASES ? "," : "\n");
     (void)printf("%.1f acknowledged checkpoints compared per fault, %.1f by a turn; %llu that were "
-                 "under way are there whole; starts dropped %llu\n",
+                 "under way are there whole; %llu expired ones are gone; starts dropped %llu\n",
                  (double)c->acknowledged / kills, (double)c->tried / kills,
-                 (unsigned long long)c->adopted, (unsigned long long)c->dropped);
+                 (unsigned long long)c->adopted, (unsigned long long)c->expired,
+                 (unsigned long long)c->dropped);
     (void)printf("%llu %s, %llu acknowledged, %llu found, %llu lost, %llu torn, %llu wrong\n",
                  (unsigned long long)c->kills, driver->options->unit,
                  (unsigned long long)c->acknowledged, (unsigned long long)c->found,

@@ -110,7 +110,7 @@ struct cr_point *cr_find(struct cr_session *session, const struct ex_id *id)
 void cr_make_durable(struct cr_writer *writer, struct cr_session *session, struct cr_point *point)
 {
     char text[33];
-    if (point->durable) return;
+    if (point->durable || session->fleeting) return;
     point->durable = true;
     session->durable_count++;
     (void)atomic_fetch_add(&writer->run->acks, 1);

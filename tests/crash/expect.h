@@ -15,6 +15,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 enum {
     CR_TOKENS_MAX = 512,
@@ -24,6 +25,7 @@ enum {
     CR_SPARE = 16,  /* window.spare_tokens */
     CR_WINDOW = 16, /* Of `tiny`: a shorter history has no plan but MISS. */
     CR_FIRST_MIN = 24,
+    CR_FLEETING_MS = 40, /* Life of rows of fleeting sessions. */
 };
 
 struct cr_point {
@@ -42,6 +44,10 @@ struct cr_session {
     char name[EX_NAME_BYTES];
     uint32_t user;
     bool opened; /* Acknowledged. */
+    /* Its rows expire at once, so nothing of it must be there and its space is used again; what is
+     * there must be right, and nothing may be once its time is up. */
+    bool fleeting;
+    struct timespec used;
     struct cr_point *points;
     uint32_t point_count, point_capacity;
     uint32_t durable_count;
@@ -78,6 +84,7 @@ struct cr_counts {
     uint64_t kills, starting; /* starting: while it recovered. */
     uint64_t acknowledged, found, tried;
     uint64_t adopted; /* Were under way at the kill and are there whole. */
+    uint64_t expired; /* Fleeting sessions that were gone, as they must. */
     uint64_t dropped; /* As a start after a kill said. */
     uint64_t busy_kills, phases[CR_PHASES];
     uint64_t faults[CR_FAULTS];
@@ -109,6 +116,7 @@ struct cr_run {
     struct cr_writer writers[CR_WRITERS];
     bool deaf;             /* An answer after the fault says nothing of durability: powercut.c. */
     _Atomic bool killing;  /* A call that fails now is no failure. */
+    struct timespec died;  /* When the daemon did last. */
     _Atomic bool ready;    /* The restarted daemon serves. */
     _Atomic bool broken;   /* It does not. */
     _Atomic uint32_t acks; /* At level SSD, since the writers began. */

@@ -95,4 +95,5 @@ void cr_parse(int argc, char **argv, const char *help, struct cr_options *option
         if (!take(options, option)) usage(options, help, CR_EXIT_USAGE);
     }
     if (optind < argc || options->count == 0) usage(options, help, CR_EXIT_USAGE);
+    if (!options->keep) ex_clean_after();
 }

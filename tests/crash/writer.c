@@ -43,6 +43,7 @@ static void end(struct cr_writer *writer, struct cr_session *session)
 {
     atomic_store(&writer->phase, CR_IDLE);
     session->in_flight = false;
+    (void)clock_gettime(CLOCK_MONOTONIC, &session->used);
 }
 
 /* A call that was answered.  save_reason: why what it left could not be stored; a disk that went
@@ -64,7 +65,8 @@ static void failed(struct cr_writer *writer, struct cr_session *session, const c
     if (killing(writer)) return; /* Its result is unknown: it stays in flight. */
     /* Equal tokens with other marks are another branch, which we do not keep apart. */
     if (strstr(why, "HEAD_MOVED") == NULL && strstr(why, "HEAD_EMPTY") == NULL &&
-        strstr(why, "CHECKPOINT_OTHER_BRANCH") == NULL)
+        strstr(why, "CHECKPOINT_OTHER_BRANCH") == NULL &&
+        !(session->fleeting && strstr(why, "CHECKPOINT_NOT_FOUND") != NULL))
         cr_fail(writer, CR_WRONG, session, NULL, "refused before the kill: %.300s", why);
     end(writer, session);
 }
@@ -88,9 +90,11 @@ static void open_session(struct cr_writer *writer)
 {
     struct cr_session *session = cr_session_add(writer);
     char why[EX_WHY_BYTES];
+    session->fleeting = ex_random_percent(&writer->random, 15);
+    const uint64_t ttl_ms = session->fleeting ? CR_FLEETING_MS : 0;
     begin(writer, session, CR_OPEN, NULL, 0);
-    cr_note(writer->run, session, "open");
-    if (!ex_call_open(client_of(writer), session->name, why)) {
+    cr_note(writer->run, session, "open%s", session->fleeting ? ", fleeting" : "");
+    if (!ex_call_open_ttl(client_of(writer), session->name, ttl_ms, why)) {
         failed(writer, session, why);
         return;
     }

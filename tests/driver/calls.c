@@ -77,11 +77,17 @@ static uint32_t copy_checkpoints(struct ex_checkpoint *to, uint32_t most,
 
 bool ex_call_open(struct client *client, const char *session, char *why)
 {
+    return ex_call_open_ttl(client, session, 0, why);
+}
+
+bool ex_call_open_ttl(struct client *client, const char *session, uint64_t ttl_ms, char *why)
+{
     Cached__Session__V1__OpenSessionRequest request =
         CACHED__SESSION__V1__OPEN_SESSION_REQUEST__INIT;
     Cached__Session__V1__OpenSessionResponse *answer;
     struct client_failure failure;
     request.session_id = text_of(session);
+    request.ttl_ms = ttl_ms;
     if (!client_call(client, CLIENT_OPEN_SESSION, &request.base, &answer, &failure))
         return failed("OpenSession", &failure, why);
     client_free(answer);

@@ -119,6 +119,8 @@ struct ex_stats {
 };
 
 bool ex_call_open(struct client *client, const char *session, char *why);
+/* Whose rows live for this long after their last use. */
+bool ex_call_open_ttl(struct client *client, const char *session, uint64_t ttl_ms, char *why);
 bool ex_call_view(struct client *client, const char *session, struct ex_view *ret_view, char *why);
 bool ex_call_lookup(struct client *client, const char *session, const uint32_t *ids, uint32_t count,
                     struct ex_lookup_answer *ret_answer, char *why);

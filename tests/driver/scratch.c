@@ -28,6 +28,48 @@ void ex_remove_tree(const char *path)
     if (unlink(path) != 0) remove_at(AT_FDCWD, path);
 }
 
+/* Where the cleaner hears of folders; -1: there is none. */
+static int cleaner_fd = -1;
+
+/* A process of its own session, which a Ctrl-C does not reach; it ends when nobody can tell it of
+ * more.  The daemon may live for some milliseconds longer than we did. */
+static _Noreturn void clean(int fd)
+{
+    enum { DIRS_MAX = 64 };
+    char dirs[DIRS_MAX][512];
+    uint32_t count = 0;
+    FILE *file = fdopen(fd, "r");
+    (void)setsid();
+    /* Whoever reads what we print is not to wait for us. */
+    for (int i = 0; i <= STDERR_FILENO; i++)
+        (void)close(i);
+    while (file != NULL && count < DIRS_MAX && fgets(dirs[count], sizeof(dirs[0]), file) != NULL) {
+        dirs[count][strcspn(dirs[count], "\n")] = '\0';
+        count++;
+    }
+    for (int tries = 0; tries < 3; tries++) {
+        for (uint32_t i = 0; i < count; i++)
+            ex_remove_tree(dirs[i]);
+        (void)usleep(100000);
+    }
+    _exit(0);
+}
+
+void ex_clean_after(void)
+{
+    int fds[2];
+    EXPECT(cleaner_fd < 0 && pipe2(fds, O_CLOEXEC) == 0);
+    (void)fflush(NULL);
+    const pid_t pid = fork();
+    EXPECT(pid >= 0);
+    if (pid == 0) {
+        (void)close(fds[1]);
+        clean(fds[0]);
+    }
+    (void)close(fds[0]);
+    cleaner_fd = fds[1];
+}
+
 bool ex_make_scratch(const char *path, const char *name, char *ret_dir, uint32_t bytes)
 {
     const int count = snprintf(ret_dir, bytes, "%s/%s-XXXXXX", path, name);
@@ -35,7 +77,9 @@ bool ex_make_scratch(const char *path, const char *name, char *ret_dir, uint32_t
         errno = ENAMETOOLONG;
         return false;
     }
-    return mkdtemp(ret_dir) != NULL;
+    if (mkdtemp(ret_dir) == NULL) return false;
+    if (cleaner_fd >= 0) (void)dprintf(cleaner_fd, "%s\n", ret_dir);
+    return true;
 }
 
 double ex_seconds_since(const struct timespec *then)
