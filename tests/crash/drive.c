@@ -87,7 +87,7 @@ static void fill_flags(struct driver *driver, uint32_t round)
     flags->count = 0;
     ex_flag(flags, "--engine.backend=synthetic");
     ex_flag(flags, "--engine.threads=1");
-    ex_flag(flags, "--engine.live_sessions=16");
+    ex_flag(flags, "--engine.live_sessions=32");
     ex_flag(flags, "--window.spare_tokens=%u", (unsigned)CR_SPARE);
     ex_flag(flags, "--hbm.bytes=8MiB");
     ex_flag(flags, "--pool.bytes=2MiB");

@@ -25,6 +25,7 @@ enum {
     CR_SPARE = 16,  /* window.spare_tokens */
     CR_WINDOW = 16, /* Of `tiny`: a shorter history has no plan but MISS. */
     CR_FIRST_MIN = 24,
+    CR_TRIES = 8,        /* Of a turn whose head goes before its answer. */
     CR_FLEETING_MS = 40, /* Life of rows of fleeting sessions. */
 };
 
