@@ -190,6 +190,29 @@ static void prefill(struct cr_writer *writer, struct cr_session *session)
 
 /* ---- the others ---- */
 
+static void decoded(struct cr_writer *writer, struct cr_session *session,
+                    const struct ex_decode *call, const struct ex_decode_answer *answer)
+{
+    uint32_t *talk = session->talk;
+    uint32_t at = session->talk_count;
+    /* A window that expired took the pending token along; the answer says where it begins. */
+    if (session->fleeting) at = KV_MIN(at, answer->first_position);
+    if (!answer->ended || answer->torn || answer->count != call->forced_count ||
+        answer->first_position != at)
+        cr_fail(writer, CR_WRONG, session, NULL,
+                "an answer of %u tokens at %u, torn %d, ended %d, wanted %u at %u", answer->count,
+                answer->first_position, answer->torn, answer->ended, call->forced_count, at);
+    memcpy(talk + at, call->forced, sizeof(*talk) * call->forced_count);
+    session->talk_count = at + call->forced_count;
+    session->head = answer->head_position;
+    cr_note(writer->run, session, "decoded from %u: head %u, %u checkpoints %s",
+            answer->first_position, answer->head_position, answer->point_count,
+            answer->save_reason);
+    for (uint32_t i = 0; i < answer->point_count; i++)
+        cr_learn(writer, session, &answer->points[i], talk, session->talk_count);
+    end_saved(writer, session, answer->save_reason);
+}
+
 static void decode(struct cr_writer *writer, struct cr_session *session)
 {
     char why[EX_WHY_BYTES];
@@ -211,17 +234,7 @@ static void decode(struct cr_writer *writer, struct cr_session *session)
         failed(writer, session, why);
         return;
     }
-    if (!answer.ended || answer.torn || answer.count != call.forced_count ||
-        answer.first_position != session->talk_count)
-        cr_fail(writer, CR_WRONG, session, NULL, "an answer of %u tokens at %u is broken",
-                answer.count, answer.first_position);
-    session->talk_count = count;
-    session->head = answer.head_position;
-    cr_note(writer->run, session, "decoded: head %u, %u checkpoints %s", answer.head_position,
-            answer.point_count, answer.save_reason);
-    for (uint32_t i = 0; i < answer.point_count; i++)
-        cr_learn(writer, session, &answer.points[i], talk, count);
-    end_saved(writer, session, answer.save_reason);
+    decoded(writer, session, &call, &answer);
 }
 
 static void checkpoint(struct cr_writer *writer, struct cr_session *session)
