@@ -131,8 +131,8 @@ static bool is_plant(const struct daemon *daemon, const char *name)
 
 static bool is_worker_plant(const struct daemon *daemon)
 {
-    return !is_plant(daemon, PLANT_SESSIONS) && !is_plant(daemon, PLANT_KERNELS) &&
-           !is_plant(daemon, PLANT_KERNELS_MADE);
+    return kv_plant_of(daemon->plant) == KV_PLANT_NONE && !is_plant(daemon, PLANT_SESSIONS) &&
+           !is_plant(daemon, PLANT_KERNELS) && !is_plant(daemon, PLANT_KERNELS_MADE);
 }
 
 /* A core is left for calls, so that a pass does not delay them. */
@@ -186,6 +186,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .pool_ttl_ms = config->pool_ttl_ms,
         .rows_ttl_ms = config->ssd_ttl_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
+        .plant = kv_plant_of(daemon->plant),
     };
     status = kv_store_directory(&store, err);
     if (status != KV_OK) return status;
@@ -253,6 +254,7 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
                 .pid = (uint64_t)getpid(),
                 .started_ns = kv_clock_stopwatch_ns(),
                 .vocab_tokens = eng_model_layout(daemon->model)->vocab_tokens,
+                .context_tokens = eng_model_layout(daemon->model)->context_tokens,
                 .model_fingerprint = eng_model_fingerprint(daemon->model),
             },
         .settings = daemon->settings,
@@ -388,8 +390,7 @@ void daemon_destroy(struct daemon *daemon)
         assert(rc == 0);
         kv_thread_join(&daemon->watchdog_thread);
     }
-    if (daemon->told)
-        kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
+    if (daemon->told) kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
     kv_log_destroy(daemon->log);
     if (daemon->signal_fd >= 0) (void)close(daemon->signal_fd);
     if (daemon->stopped_fd >= 0) (void)close(daemon->stopped_fd);

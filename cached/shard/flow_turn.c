@@ -60,6 +60,9 @@ void turn_save(struct flow *flow, void (*after)(struct flow *flow))
     commit->waiter = flow;
     flow->commit = commit;
     flow->wake = turn_saved;
+#ifdef CACHED_TEST_HOOKS
+    if (KV_PLANTED(flow->shard->store, ACK_BEFORE_FLUSH)) commit_ack_early(commit);
+#endif
 }
 
 /* ---- Prefill ---- */
@@ -198,9 +201,9 @@ static void prefill_begun(struct flow *flow)
         return;
     }
     struct kv_node *node = prefill_parent(flow);
-    if (node != NULL && (uint64_t)node->tokens + tokens->count > KV_PROMPT_TOKENS_MAX)
-        flow_fail(flow, KV_REASON_PROMPT_TOO_LONG, "tokens",
-                  request_u64(flow->req, KV_PROMPT_TOKENS_MAX),
+    const uint32_t context = flow->shard->layout->context_tokens;
+    if (node != NULL && (uint64_t)node->tokens + tokens->count > context)
+        flow_fail(flow, KV_REASON_PROMPT_TOO_LONG, "tokens", request_u64(flow->req, context),
                   request_u64(flow->req, (uint64_t)node->tokens + tokens->count));
     if (!flow->failed) {
         flow->count = node->tokens + tokens->count;

@@ -122,7 +122,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(TOKEN_OUT_OF_VOCAB, INVALID_ARGUMENT,
            "A token id is not below the model's vocabulary size.",
            "Use the tokenizer of this model; OpenSession names vocab_tokens."),
-    REASON(PROMPT_TOO_LONG, OUT_OF_RANGE, "The whole prompt is longer than 1048576 tokens.",
+    REASON(PROMPT_TOO_LONG, OUT_OF_RANGE, "The whole prompt is longer than the model's context.",
            "Shorten or compact the conversation."),
     REASON(STABLE_TOKENS_INVALID, INVALID_ARGUMENT, "stable_tokens lies beyond the prompt.",
            "Name a position inside the prompt, or 0 for its end."),
@@ -158,7 +158,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Raise index.ram, or let old sessions expire."),
     REASON(
         QUEUE_FULL, RESOURCE_EXHAUSTED,
-        "Too much at once: requests in flight, live sessions of the engine, or memory for a call.",
+        "Too much at once: requests in flight, calls that wait for a live session, or memory.",
         "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),

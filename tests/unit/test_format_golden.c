@@ -100,6 +100,7 @@ static void fill(void *bytes, size_t count, uint8_t from)
 static void input_make(void)
 {
     layout = (struct kv_layout){.vocab_tokens = 512,
+                                .context_tokens = KV_PROMPT_TOKENS_MAX,
                                 .window_tokens = 16,
                                 .spare_tokens = 16,
                                 .encoder_layers = 8,
