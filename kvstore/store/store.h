@@ -12,7 +12,7 @@
 #include "kvstore/base/clock.h"
 #include "kvstore/base/log.h"
 #include "kvstore/base/mailbox.h"
-#include "kvstore/base/ring.h"
+#include "kvstore/base/disk.h"
 #include "kvstore/format/layout.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
@@ -22,14 +22,15 @@
 #include "kvstore/tier/tier_ssd.h"
 
 struct kv_store_options {
-    const char *dir; /* State directory: manifest/ and ssd/ are made inside. */
+    const char *dir; /* State directory: exists; ssd/ is made inside. */
     const struct kv_layout *layout;
     struct kv_digest model;
     uint64_t kernels;      /* Family of the engine (format/kernels.h). */
     uint64_t kernels_made; /* What checkpoints are said to be made by: the same, but in tests. */
     struct kv_clock *clock;
     struct kv_log *log;
-    struct kv_ring *ring;
+    struct kv_disk *disk;
+    struct kv_manifest *manifest; /* Open; outlives the store. */
     struct kv_mailbox *mailbox; /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;

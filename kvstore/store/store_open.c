@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 uint64_t kv_store_now_ms(const struct kv_store *store)
 {
@@ -33,11 +32,22 @@ uint64_t kv_store_next_generation(struct kv_store *store)
     return ++store->generation;
 }
 
-static kv_status make_dir(const char *path, struct kv_error *err)
+/* Names made inside `dir` are durable afterwards: this one, and the manifest's. */
+static kv_status make_ssd_dir(struct kv_disk *disk, const char *dir, const char *path,
+                              struct kv_error *err)
 {
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+    const struct kv_disk_call make = {.verb = KV_DISK_MAKE_DIR, .name = path};
+    const struct kv_disk_call open = {.verb = KV_DISK_OPEN_DIR, .name = dir};
+    if (kv_disk_call(disk, &make) < 0 && errno != EEXIST)
         return KV_FAIL_ERRNO(err, KV_IO, "create directory '%s'", path);
-    return KV_OK;
+    const int fd = (int)kv_disk_call(disk, &open);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", dir);
+    const struct kv_disk_call sync = {.verb = KV_DISK_SYNC_DIR, .fd = fd};
+    kv_status status = KV_OK;
+    if (kv_disk_call(disk, &sync) < 0)
+        status = KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", dir);
+    kv_disk_close_file(disk, fd);
+    return status;
 }
 
 static void slot_evicted(void *context, uint32_t owner, uint32_t slot)
@@ -172,17 +182,13 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
 
 /* Reads the store record, refuses another shape, and counts this start: generations of different
  * runs never meet. */
-static kv_status open_manifest(struct kv_store *store, struct kv_error *err)
+static kv_status begin_run(struct kv_store *store, struct kv_error *err)
 {
-    char path[512];
-    (void)snprintf(path, sizeof(path), "%s/manifest", store->options.dir);
-    kv_status status = kv_manifest_open(path, &store->manifest, err);
-    if (status != KV_OK) return status;
-
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_STORE_MAX];
     const uint32_t key_bytes = kv_key_store(key);
     struct store_visit visit = {.store = store, .err = err};
-    status = kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
+    kv_status status =
+        kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
     if (status != KV_OK) return status;
     if (visit.found) {
         status = store_record_check(store, &visit.record, err);
@@ -224,13 +230,13 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
                             &store->pool, err);
     if (status != KV_OK) return status;
     (void)snprintf(path, sizeof(path), "%s/ssd", options->dir);
-    status = make_dir(path, err);
+    status = make_ssd_dir(options->disk, options->dir, path, err);
     if (status != KV_OK) return status;
     return kv_ssd_open(&(struct kv_ssd_options){.dir = path,
                                                 .bytes_max = options->ssd_bytes,
                                                 .segment_bytes = options->segment_bytes,
                                                 .page_bytes = store->layout.page_bytes},
-                       options->ring, &store->ssd, err);
+                       options->disk, &store->ssd, err);
 }
 
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
@@ -242,9 +248,9 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
     store->layout = *options->layout;
     store->options.layout = &store->layout;
 
-    kv_status status = make_dir(options->dir, err);
-    if (status != KV_OK) goto fail;
-    status = open_manifest(store, err);
+    store->manifest = options->manifest;
+
+    kv_status status = begin_run(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
     if (status != KV_OK) goto fail;
@@ -264,7 +270,6 @@ void kv_store_close(struct kv_store *store)
     assert(store->operations == 0);
     kv_batch_discard(store->dead);
     kv_ssd_close(store->ssd);
-    kv_manifest_close(store->manifest);
     kv_pool_destroy(store->pool);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);

@@ -3,13 +3,14 @@
 /* Segment files of the SSD tier: making and opening them.  Blocking; at start, and when the tier
  * needs another file.  Owned by: shard. */
 
-#include "kvstore/base/status.h"
+#include "kvstore/base/disk.h"
 
 #include <stdint.h>
 
 #define KV_SSD_SEGMENT_NUMBER_MAX 999999u /* Six digits in the name. */
 
 struct kv_ssd_place {
+    struct kv_disk *disk;
     int dir_fd;
     const char *dir; /* For messages. */
     uint64_t segment_bytes;
