@@ -88,6 +88,7 @@ static bool fires(struct faulty *faulty, enum kv_disk_verb verb, uint64_t bytes)
 {
     faulty->calls++;
     if (!faulty->armed || faulty->calls < faulty->from) return false;
+    if (faulty->flushes && verb != KV_DISK_SYNC) return false;
     const bool fit = verb == KV_DISK_VERB_COUNT
                          ? faulty->fault == FAULT_EIO || faulty->fault == FAULT_ENOSPC
                          : fits(faulty->fault, verb, bytes);

@@ -36,6 +36,7 @@ struct faulty {
     enum fault fault;
     uint64_t from; /* Calls are numbered from 1. */
     bool for_ever; /* Not once. */
+    bool flushes;  /* Only flushes of files fail. */
     /* Results. */
     uint64_t calls;              /* Tries of the disk and batches of the manifest. */
     uint64_t fired[FAULT_COUNT]; /* Calls that really failed, or lied. */

@@ -278,8 +278,10 @@ void image_build(const struct recorder *recorder, uint64_t tick, enum image_lie 
     if (lie != IMAGE_HONEST) build.lied = pick(&build, lie == IMAGE_LOST);
     if (lie == IMAGE_LOST && build.lied == UINT32_MAX) build.lied = pick(&build, false);
     if (lie == IMAGE_SWAP) other = pick(&build, false);
-    if (build.lied == UINT32_MAX || (lie == IMAGE_SWAP && other == build.lied))
+    if (build.lied == UINT32_MAX || (lie == IMAGE_SWAP && other == build.lied)) {
         build.lie = IMAGE_HONEST;
+        build.lied = UINT32_MAX;
+    }
 
     *ret_image = (struct image){.disk = mem_disk_create(dir, ex_random_next(random)),
                                 .batches = batches_kept(&build),
@@ -296,16 +298,24 @@ void image_build(const struct recorder *recorder, uint64_t tick, enum image_lie 
     if (build.lie == IMAGE_SWAP) swap(ret_image->disk, &build, build.lied, other);
 }
 
+/* In one write, which leaves what they would have left one by one, and costs one sync. */
 kv_status image_manifest(const struct recorder *recorder, const struct image *image,
                          struct kv_manifest *manifest)
 {
-    kv_status status = KV_OK;
-    uint32_t left = image->batches;
-    for (uint32_t i = 0; status == KV_OK && left > 0; i++) {
+    struct kv_manifest_put *puts = NULL;
+    uint32_t count = 0, left = image->batches;
+    for (uint32_t i = 0; left > 0; i++) {
         const struct record_event *event = &recorder->events[i];
         if (event->kind != RECORD_BATCH) continue;
         left--;
-        status = kv_manifest_write_now(manifest, event->puts, event->put_count, NULL);
+        puts = realloc(puts, (count + event->put_count + 1u) * sizeof(*puts));
+        assert(puts != NULL);
+        if (event->put_count > 0)
+            memcpy(puts + count, event->puts, event->put_count * sizeof(*puts));
+        count += event->put_count;
     }
+    const kv_status status =
+        count == 0 ? KV_OK : kv_manifest_write_now(manifest, puts, count, NULL);
+    free(puts);
     return status;
 }

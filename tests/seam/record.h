@@ -44,6 +44,12 @@ struct recorder {
     uint32_t dir_count;
 };
 
+/* The tick of something that happened above the disk; nothing else has it. */
+static inline uint64_t recorder_mark(struct recorder *recorder)
+{
+    return recorder->tick++;
+}
+
 struct recorder *recorder_create(void);
 void recorder_destroy(struct recorder *recorder);
 

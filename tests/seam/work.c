@@ -45,7 +45,7 @@ static void *must(void *memory)
 
 static uint64_t now(const struct work *work)
 {
-    return work->options.recorder->tick;
+    return recorder_mark(work->options.recorder);
 }
 
 /* ---- points ---- */
@@ -289,10 +289,11 @@ static void drop_recorded(void *context, kv_status status)
 {
     struct drop *drop = context;
     struct work *work = drop->work;
+    const uint64_t durable = now(work);
     for (uint32_t i = 0; i < work->point_count; i++) {
         struct work_point *point = &work->points[i];
         if (status == KV_OK && point->session == drop->session && point->drop_begun == drop->begun)
-            point->drop_durable = now(work);
+            point->drop_durable = durable;
     }
     work->sessions[drop->session].busy--;
     work->drops++;

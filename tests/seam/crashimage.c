@@ -1,0 +1,200 @@
+/*
+ * Power cuts, enumerated.
+ *
+ * Goal: at whatever moment the power goes, and whatever the disk made of what it had not flushed,
+ * everything acknowledged until then is there, whole and right, and nothing else is half there.
+ * Method: a run of the real store is recorded (stack.h; one in three with a call that fails);
+ * images of it are built at random moments (image.h) and a store is opened on each, in this
+ * process, twice: what the first start repairs the second must find right.  Every fifth image is of
+ * a disk that lies besides: it lost, tore, swapped or changed a page it had flushed; then no wrong
+ * byte may be given back.  Every 50th is written to real files, with a real RocksDB.  An image
+ * depends on seed and number alone, so --case builds that one again.
+ *
+ * usage: crashimage [--images N] [--seed S] [--case K] [--plant NAME] [--expect-loss]
+ */
+
+#include "kvstore/base/clock.h"
+#include "tests/seam/check.h"
+#include "tests/seam/image.h"
+#include "tests/seam/mem_manifest.h"
+#include "tests/seam/options.h"
+#include "tests/seam/real.h"
+#include "tests/seam/stack.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define IMAGES_PER_RUN 25u
+#define ROUNDS 40u
+#define LYING_EVERY 5u
+#define REAL_EVERY 50u
+#define FAULT_EVERY 3u
+#define FAULT_CALLS 250u /* One of the first. */
+#define TOLD_MAX 5u
+
+struct totals {
+    struct check check;
+    uint64_t images, runs, failures, lying, real, faults, refused_lying;
+};
+
+static void tell(struct totals *totals, uint64_t number, const struct image *image, uint64_t ticks,
+                 const struct check *check)
+{
+    static const char *const lies[IMAGE_LIES] = {"", ", a lost write", ", a torn write",
+                                                 ", two swapped writes", ", a flipped bit"};
+    if (totals->failures++ >= TOLD_MAX) return;
+    (void)printf("case %llu, tick %llu of %llu%s: %s\n", (unsigned long long)number,
+                 (unsigned long long)image->tick, (unsigned long long)ticks, lies[image->lie],
+                 check->first);
+}
+
+static void add(struct check *sum, const struct check *check)
+{
+    sum->acknowledged += check->acknowledged;
+    sum->found += check->found;
+    sum->lost += check->lost;
+    sum->torn += check->torn;
+    sum->wrong += check->wrong;
+    sum->undead += check->undead;
+    sum->refused += check->refused;
+    sum->uneven += check->uneven;
+    sum->unopened += check->unopened;
+}
+
+static void check_twice(struct check *check, const struct work *work, struct kv_disk *disk,
+                        struct kv_manifest *manifest, uint64_t tick, bool lying)
+{
+    struct check again = {0};
+    check_store(check, work, disk, manifest, tick, lying);
+    if (check_failures(check) > 0) return;
+    check_store(&again, work, disk, manifest, tick, lying);
+    if (check_failures(&again) == 0) return;
+    *check = again;
+}
+
+static void check_real(struct check *check, const struct work *work,
+                       const struct recorder *recorder, const struct image *image, bool lying)
+{
+    struct real real;
+    struct kv_error err = {0};
+    struct work at_dir = *work; /* The same promises, of a store in another folder. */
+    if (real_open(&real, recorder, image, STACK_DIR, &err) != KV_OK) {
+        (void)fprintf(stderr, "a real image cannot be made here: %s\n", err.text);
+        exit(2);
+    }
+    at_dir.options.dir = real.dir;
+    check_twice(check, &at_dir, real.disk, real.manifest, image->tick, lying);
+    real_close(&real);
+}
+
+static void run_image(const struct options *options, uint64_t number, const struct work *work,
+                      const struct recorder *recorder, struct totals *totals)
+{
+    struct ex_random random = {ex_mix(ex_mix(options->seed) ^ number)};
+    const uint64_t tick = ex_random_below(&random, (uint32_t)recorder->tick + 1);
+    enum image_lie lie = IMAGE_HONEST;
+    if (number % LYING_EVERY == 0)
+        lie = (enum image_lie)(1 + number / LYING_EVERY % (IMAGE_LIES - 1));
+    struct image image;
+    struct check check = {0};
+    image_build(recorder, tick, lie, STACK_DIR, &random, &image);
+    const bool lying = image.lie != IMAGE_HONEST;
+    if (number % REAL_EVERY == REAL_EVERY - 1) {
+        check_real(&check, work, recorder, &image, lying);
+        totals->real++;
+    } else {
+        struct kv_manifest *manifest = mem_manifest_create();
+        const kv_status status = image_manifest(recorder, &image, manifest);
+        assert(status == KV_OK);
+        check_twice(&check, work, image.disk, manifest, tick, lying);
+        kv_manifest_close(manifest);
+    }
+    kv_disk_destroy(image.disk);
+    totals->images++;
+    totals->lying += lying;
+    if (lying) totals->refused_lying += check.refused;
+    if (check_failures(&check) > 0) tell(totals, number, &image, recorder->tick, &check);
+    add(&totals->check, &check);
+}
+
+/* One recorded run and its images: numbers first .. end - 1. */
+static void run_images(const struct options *options, uint64_t first, uint64_t end,
+                       struct totals *totals)
+{
+    const uint64_t run = first / IMAGES_PER_RUN;
+    struct stack stack;
+    struct work *work = malloc(sizeof(*work));
+    struct ex_random random = {ex_mix(options->seed + (run << 32))};
+    assert(work != NULL);
+    stack_init(&stack, options->plant, ex_random_next(&random));
+    stack.faulty.armed = run % FAULT_EVERY == FAULT_EVERY - 1;
+    stack.faulty.fault = FAULT_EIO;
+    stack.faulty.flushes = ex_random_percent(&random, 67);
+    stack.faulty.from = ex_random_below(&random, FAULT_CALLS);
+    work_run(work, &(struct work_options){.disk = stack.disk,
+                                          .manifest = stack.manifest,
+                                          .recorder = stack.recorder,
+                                          .faulty = &stack.faulty,
+                                          .dir = STACK_DIR,
+                                          .seed = ex_random_next(&random),
+                                          .rounds = ROUNDS});
+    assert(!work->stuck);
+    for (uint64_t number = first; number < end; number++) {
+        if (options->one == OPTION_NONE || options->one == number)
+            run_image(options, number, work, stack.recorder, totals);
+    }
+    totals->runs++;
+    for (uint32_t i = 0; i < FAULT_COUNT; i++)
+        totals->faults += stack.faulty.fired[i];
+    stack_fini(&stack);
+    free(work);
+}
+
+/* Images in which nothing was at stake prove nothing. */
+static uint64_t judge_totals(const struct options *options, const struct totals *totals)
+{
+    uint64_t failures = totals->failures;
+    if (options->one != OPTION_NONE) return failures + (totals->images == 0);
+    if (totals->check.acknowledged == 0) {
+        (void)printf("nothing was compared\n");
+        failures++;
+    }
+    if (totals->images >= 100 && (totals->lying == 0 || totals->refused_lying == 0 ||
+                                  totals->real == 0 || totals->faults == 0)) {
+        (void)printf("no lie was met, no file was real, or no fault fired\n");
+        failures++;
+    }
+    return failures;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.count = 500, .seed = 1};
+    struct totals totals = {.images = 0};
+    const uint64_t begun_ns = kv_clock_stopwatch_ns();
+    if (!options_parse(argc, argv, "--images", &options)) return 2;
+    (void)printf("seed %llu, plant %s\n", (unsigned long long)options.seed,
+                 plant_name(options.plant));
+    for (uint64_t first = 0; first < options.count; first += IMAGES_PER_RUN) {
+        const uint64_t rest = options.count - first;
+        const uint64_t end = first + (rest < IMAGES_PER_RUN ? rest : IMAGES_PER_RUN);
+        if (options.one == OPTION_NONE || (options.one >= first && options.one < end))
+            run_images(&options, first, end, &totals);
+    }
+    const struct check *check = &totals.check;
+    (void)printf("%llu runs, %llu faults fired, %llu lying disks with %llu pages refused, %llu on "
+                 "real files, %.1f s\n",
+                 (unsigned long long)totals.runs, (unsigned long long)totals.faults,
+                 (unsigned long long)totals.lying, (unsigned long long)totals.refused_lying,
+                 (unsigned long long)totals.real,
+                 (double)(kv_clock_stopwatch_ns() - begun_ns) / 1e9);
+    (void)printf("%llu images, %llu acknowledged, %llu found, %llu lost, %llu torn, %llu wrong, "
+                 "%llu undead, %llu uneven, %llu unopened\n",
+                 (unsigned long long)totals.images, (unsigned long long)check->acknowledged,
+                 (unsigned long long)check->found, (unsigned long long)check->lost,
+                 (unsigned long long)check->torn, (unsigned long long)check->wrong,
+                 (unsigned long long)check->undead, (unsigned long long)check->uneven,
+                 (unsigned long long)check->unopened);
+    return options_exit(&options, judge_totals(&options, &totals));
+}
