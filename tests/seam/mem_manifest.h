@@ -1,7 +1,7 @@
 #pragma once
 
-/* A manifest in memory, for tests: no thread, and nothing is durable.  A batch takes effect when
- * the reply mailbox next runs, and is answered the time after; batches in the order posted.
+/* A manifest in memory, for tests: no thread, and nothing is durable.  A batch takes effect in
+ * one message of the reply mailbox and is answered in another; batches in the order posted.
  * Owned by: the thread of that mailbox. */
 
 #include "kvstore/index/manifest.h"

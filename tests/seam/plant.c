@@ -10,6 +10,7 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/checksum.h"
 #include "kvstore/format/page.h"
+#include "kvstore/store/store_internal.h"
 #include "kvstore/tier/tier_ssd.h"
 
 #include <assert.h>
@@ -21,6 +22,7 @@
 #define PAGE_GENERATION_AT 24u
 
 static enum plant planted;
+static struct kv_store *store_in_use; /* Of the last batch made. */
 
 struct disk {
     struct kv_disk disk;
@@ -47,6 +49,8 @@ const char *plant_name(enum plant plant)
                                                    "flush_ignored",
                                                    "ack_before_flush",
                                                    "ack_before_manifest_sync",
+                                                   "names_not_flushed",
+                                                   "reuse_before_delete",
                                                    "no_generation",
                                                    "no_checksum"};
     return names[plant];
@@ -101,6 +105,7 @@ static int64_t plant_passed(struct kv_disk *base, struct kv_disk_op *op, int64_t
 static int64_t plant_call(struct kv_disk *base, const struct kv_disk_call *call)
 {
     const struct disk *disk = disk_of(base);
+    if (disk->plant == PLANT_NAMES && call->verb == KV_DISK_SYNC_DIR) return 0;
     return believed(disk->plant, call, disk->inner->ops->call(disk->inner, call));
 }
 
@@ -227,6 +232,32 @@ kv_status __real_kv_page_verify(const struct kv_layout *layout, const uint8_t *p
                                 const struct kv_page_header *want, struct kv_error *err);
 kv_status __wrap_kv_page_verify(const struct kv_layout *layout, const uint8_t *page,
                                 const struct kv_page_header *want, struct kv_error *err);
+
+struct kv_batch *__real_kv_store_dead_batch(struct kv_store *store);
+struct kv_batch *__wrap_kv_store_dead_batch(struct kv_store *store);
+struct kv_batch *__real_kv_batch_create(struct kv_store *store);
+struct kv_batch *__wrap_kv_batch_create(struct kv_store *store);
+kv_status __real_kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page);
+kv_status __wrap_kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page);
+
+struct kv_batch *__wrap_kv_batch_create(struct kv_store *store)
+{
+    store_in_use = store;
+    return __real_kv_batch_create(store);
+}
+
+struct kv_batch *__wrap_kv_store_dead_batch(struct kv_store *store)
+{
+    store_in_use = store;
+    return __real_kv_store_dead_batch(store);
+}
+
+kv_status __wrap_kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
+{
+    if (planted != PLANT_REUSE) return __real_kv_batch_free_ssd(batch, ssd_page);
+    kv_ssd_free(store_in_use->ssd, ssd_page);
+    return KV_OK;
+}
 
 static void late_flushed(struct kv_ssd_flush *flush, kv_status status)
 {

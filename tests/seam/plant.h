@@ -16,6 +16,8 @@ enum plant {
     PLANT_FLUSH_IGNORED, /* A failed flush is taken for a good one. */
     PLANT_ACK_FLUSH,     /* A save goes on before its flush is over. */
     PLANT_ACK_MANIFEST,  /* A save is acknowledged before its records are synced. */
+    PLANT_NAMES,         /* Names of new files are not flushed. */
+    PLANT_REUSE,         /* Space is reused before its deletion is durable. */
     PLANT_GENERATION,    /* Generations of pages are not compared. */
     PLANT_CHECKSUM,      /* Checksums of pages are not compared. */
     PLANT_COUNT,

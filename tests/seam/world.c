@@ -60,7 +60,8 @@ void world_close(struct world *world)
 
 void world_turn(struct world *world)
 {
-    (void)kv_mailbox_run(world->mailbox, 64);
+    /* One: between the steps of a batch the disk does something. */
+    (void)kv_mailbox_run(world->mailbox, 1);
     kv_store_tick(world->store);
     const bool waits = world->store->operations > 0;
     (void)kv_disk_run(world->disk, kv_mailbox_fd(world->mailbox), waits ? WAIT_MS : 0);
