@@ -66,7 +66,7 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         "Proposing tokens and verifying several at a time; auto: where it pays; same results."},
     [CONFIG_ENGINE_LIVE_SESSIONS] = {"engine.live_sessions", CONFIG_TYPE_COUNT,
         AT(engine_live_sessions), 1, 4096, "64", NULL,
-        "Sessions whose windows stay in the engine."},
+        "Sessions whose windows stay in the engine; calls beyond wait, fair between users."},
     [CONFIG_WINDOW_SPARE_TOKENS] = {"window.spare_tokens", CONFIG_TYPE_COUNT,
         AT(window_spare_tokens), KV_SPARE_TOKENS_MIN, KV_SPARE_TOKENS_MAX, "16", NULL,
         "Trailing tokens a prompt may drop and still resume exactly."},

@@ -235,6 +235,7 @@ static void record_latency(struct flow *flow)
         break;
     case REQUEST_DECODE:
         kv_histogram_add(&histograms[LATENCY_DECODE], total);
+        kv_histogram_add(&histograms[LATENCY_QUEUE], times->queue_ns);
         break;
     case REQUEST_LOOKUP:
         kv_histogram_add(&histograms[LATENCY_LOOKUP], total);
@@ -249,7 +250,7 @@ void flow_finish(struct flow *flow)
     struct shard *shard = flow->shard;
     struct request *req = flow->req;
 
-    assert(flow->commit == NULL);
+    assert(flow->commit == NULL && !flow->waits_slot);
     flow_unpin_read(flow);
     if (flow->image_slot != KV_POOL_SLOT_NONE) kv_pool_unpin(shard->store->pool, flow->image_slot);
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(flow->reserved); i++) {
@@ -261,6 +262,7 @@ void flow_finish(struct flow *flow)
         flow->live->busy = false;
         flow->live->used_seq = ++shard->used_seq;
     }
+    if (flow->slot != NULL) flow->slot->holder = NULL;
     struct kv_session *freed = NULL;
     if (flow->holds_session) {
         freed = flow->session;
@@ -276,4 +278,5 @@ void flow_finish(struct flow *flow)
     atomic_fetch_sub(&shard->inflight, 1);
     request_reply(req);
     if (freed != NULL) shard_session_freed(shard, freed);
+    slots_give(shard);
 }

@@ -94,23 +94,21 @@ static void read_path(struct flow *flow)
     hbm_full(flow);
 }
 
+bool resume_fits(struct flow *flow)
+{
+    const uint32_t total = kv_pages_for(flow->count + flow->extra_tokens);
+    if (total + 2 <= kv_hbm_usage(flow->shard->store->hbm).slots) return true;
+    hbm_full(flow);
+    return false;
+}
+
 void resume_read(struct flow *flow)
 {
     struct shard *shard = flow->shard;
     const uint32_t total = kv_pages_for(flow->count + flow->extra_tokens);
 
-    if (total + 2 > kv_hbm_usage(shard->store->hbm).slots) {
-        hbm_full(flow); /* Before anybody else gives up memory for it. */
-        return;
-    }
-    flow->live = live_acquire(shard, flow->session);
-    if (flow->live == NULL) {
-        flow_fail(flow, KV_REASON_QUEUE_FULL, "engine.live_sessions",
-                  request_u64(flow->req, shard->live_count), NULL);
-        flow->req->out.failure.retry_ms = 200;
-        flow_finish(flow);
-        return;
-    }
+    live_attach(shard, flow->slot, flow->session);
+    flow->live = flow->slot;
     /* Two pages more: the copy of the page the head is in, and the one the save makes.  Refused
      * before anything is read or given up. */
     const uint32_t need = total + 2 - KV_MIN(flow->live->page_count, total + 2);

@@ -231,12 +231,10 @@ static bool stage_probe(struct flow *flow)
     return false;
 }
 
-void resume_start(struct flow *flow, void (*ready)(struct flow *flow))
+void resume_digest(struct flow *flow)
 {
     struct kv_arena *arena = flow->req->arena;
     const uint32_t pages = KV_MAX(kv_pages_for(flow->count), KV_MATCH_PROBES_MAX);
-    assert(flow->count > 0);
-    flow->ready = ready;
     flow->chain = kv_arena_alloc(arena, sizeof(*flow->chain) * (flow->count / 128 + 1));
     flow->read_pages = kv_arena_alloc(arena, sizeof(uint32_t) * pages);
     flow->read_slots = kv_arena_alloc(arena, sizeof(uint32_t) * pages);
@@ -247,4 +245,14 @@ void resume_start(struct flow *flow, void (*ready)(struct flow *flow))
     kv_match_chain(&flow->session->user->root, flow->ids, flow->count, flow->chain);
     flow->mark_ns = kv_clock_stopwatch_ns();
     resume_match(flow);
+}
+
+void resume_start(struct flow *flow, void (*ready)(struct flow *flow))
+{
+    assert(flow->count > 0);
+    flow->ready = ready;
+    if (flow->plan_only)
+        resume_digest(flow);
+    else if (resume_fits(flow)) /* Before anybody else gives up memory or a slot for it. */
+        resume_slot(flow);
 }

@@ -88,24 +88,26 @@ static struct live *least_recent_idle(struct shard *shard, const struct live *ke
     return victim;
 }
 
-struct live *live_acquire(struct shard *shard, struct kv_session *session)
+struct live *live_find(struct shard *shard)
 {
-    struct live *live = session->live;
-    if (live == NULL) {
-        for (uint32_t i = 0; i < shard->live_count && live == NULL; i++) {
-            if (shard->lives[i].session == NULL) live = &shard->lives[i];
-        }
-        if (live == NULL) {
-            live = least_recent_idle(shard, NULL);
-            if (live == NULL) return NULL;
-            shard->counters.live_evictions++;
-            live_release(shard, live);
-        }
-        live->session = session;
-        session->live = live;
+    for (uint32_t i = 0; i < shard->live_count; i++) {
+        struct live *live = &shard->lives[i];
+        if (live->session == NULL && live->holder == NULL) return live;
     }
+    struct live *victim = least_recent_idle(shard, NULL);
+    if (victim == NULL) return NULL;
+    shard->counters.live_evictions++;
+    live_release(shard, victim);
+    return victim;
+}
+
+void live_attach(struct shard *shard, struct live *live, struct kv_session *session)
+{
+    assert(live->session == NULL || live->session == session);
+    assert(session->live == NULL || session->live == live);
+    live->session = session;
+    session->live = live;
     live->used_seq = ++shard->used_seq;
-    return live;
 }
 
 bool live_make_room(struct shard *shard, const struct live *keep, uint32_t slots)

@@ -201,7 +201,8 @@ static void tick_flows(struct shard *shard)
                           (deadline_ns != 0 && kv_clock_stopwatch_ns() > deadline_ns);
         if (!over) continue;
         atomic_store(&flow->req->cancelled, true);
-        if (!flow->waits_commit && !flow->waits_session) continue;
+        if (!flow->waits_commit && !flow->waits_session && !flow->waits_slot) continue;
+        if (flow->waits_slot) slots_leave(flow);
         flow->waits_commit = flow->waits_session = false;
         flow->next_waiter = woken;
         woken = flow;
@@ -258,8 +259,11 @@ void shard_run(void *context)
             sweep_tick(shard);
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
+        slots_give(shard);
+        slots_wake(shard);
         kv_store_tick(shard->store);
-        const bool more = ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL;
+        const bool more =
+            ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL || shard->woken_first != NULL;
         const int wait_ms = more ? 0 : TICK_MS;
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }

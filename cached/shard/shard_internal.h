@@ -6,8 +6,11 @@
 #include "cached/shard/shard.h"
 #include "cached/worker/worker.h"
 #include "kvstore/base/metric.h"
+#include "kvstore/plan/admission.h"
 #include "kvstore/plan/plan.h"
 #include "kvstore/store/store.h"
+
+struct flow;
 
 /* ---- live sessions: what the engine holds windows of ---- */
 
@@ -21,6 +24,7 @@ struct live {
     uint32_t slot;              /* Of the engine. */
     struct kv_session *session; /* NULL: free. */
     bool busy;                  /* A job runs on it. */
+    struct flow *holder;        /* It is this call's until its end, also while empty; NULL: none. */
     uint64_t used_seq;
     struct kv_image_state state; /* Where the engine's session stands. */
     bool has_logits;
@@ -41,9 +45,11 @@ struct live {
     uint32_t spare; /* HBM slot kept for the copy a save needs; KV_HBM_SLOT_NONE. */
 };
 
-/* The session's own, a free one, or the least recently used idle one, which goes back to its last
- * checkpoint.  NULL: all are busy. */
-struct live *live_acquire(struct shard *shard, struct kv_session *session);
+/* A free one, or the least recently used idle one, which goes back to its last checkpoint.  NULL:
+ * calls hold them all. */
+struct live *live_find(struct shard *shard);
+/* Makes it the session's, whose it may be already. */
+void live_attach(struct shard *shard, struct live *live, struct kv_session *session);
 /* Notes in the session when what it held was never saved: its head falls back. */
 void live_note_loss(struct live *live);
 /* Tokens of its history that are neither marked nor of other kernels. */
@@ -82,8 +88,6 @@ kv_status live_chain(struct live *live, uint32_t tokens) KV_MUST_CHECK;
 bool live_make_room(struct shard *shard, const struct live *keep, uint32_t slots);
 
 /* ---- commits ---- */
-
-struct flow;
 
 /* A checkpoint to be: position, label and its image, if one was exported. */
 struct commit_point {
@@ -127,7 +131,8 @@ struct flow {
     struct request *req;
     struct shard *shard;
     struct kv_session *session;
-    struct live *live;
+    struct live *live; /* In use: the session's. */
+    struct live *slot; /* Held, from resume_slot() to the end; NULL: none. */
     struct flow *next; /* In the shard's list, or a session's waiters. */
     struct flow *prev;
     struct flow *next_waiter;
@@ -178,6 +183,7 @@ struct flow {
     void (*after_save)(struct flow *flow); /* What follows turn_save. */
     bool waits_commit;                     /* Woken when a commit of its session ends. */
     bool waits_session;                    /* Woken when its session is no longer claimed. */
+    bool waits_slot;                       /* Woken when it has a slot. */
     bool plan_only;                        /* Lookup: holds nothing, changes nothing. */
     bool probed;                           /* Lookup: it has waited for pages once. */
     bool exact;                            /* Nothing approximate is used. */
@@ -233,9 +239,13 @@ void resume_start(struct flow *flow, void (*ready)(struct flow *flow));
 void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(struct flow *flow));
 /* The parts of a resume, in the order in which they run; each starts the next or waits. */
 #define RESUME_WEAKEN_MAX 2u
+void resume_slot(struct flow *flow); /* slots.c: waits where all are in use. */
+void resume_digest(struct flow *flow);
 void resume_match(struct flow *flow);
 void resume_plan(struct flow *flow);
 void resume_read(struct flow *flow);
+/* False (and failed): the whole call does not fit the HBM tier. */
+bool resume_fits(struct flow *flow);
 /* A page is damaged: drops what lists it and starts over with the rest. */
 void resume_weaken(struct flow *flow, uint32_t page);
 /* Tokens a replay reruns, and how far below the rows a window may lie to be preferred: a window, or
@@ -248,6 +258,17 @@ uint64_t resume_lap(struct flow *flow);
 void resume_expire_live(struct flow *flow);
 /* Starts the job; `done` runs on the shard when it is over, after resume_job_done(). */
 void resume_post_job(struct flow *flow, void (*done)(struct flow *flow));
+
+/* ---- slots ---- */
+
+/* Gives free slots to those who wait for one: after everything that may have freed one. */
+void slots_give(struct shard *shard);
+/* Runs the flows that no longer wait. */
+void slots_wake(struct shard *shard);
+/* Takes a flow out of the queue: it goes on without a slot. */
+void slots_leave(struct flow *flow);
+/* Slots that running calls keep: of this user, or (NULL) of all. */
+uint32_t slots_in_use(const struct shard *shard, const struct kv_user_id *user);
 
 /* ---- sweep ---- */
 
@@ -277,6 +298,7 @@ struct shard_counters {
     uint64_t prompt_tokens, hit_tokens, replayed_tokens, computed_tokens, decoded_tokens;
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
+    uint64_t slot_waits, slot_refused;
 };
 
 enum shard_latency {
@@ -287,6 +309,7 @@ enum shard_latency {
     LATENCY_RUN,
     LATENCY_COMMIT,
     LATENCY_QUEUE,
+    LATENCY_LIVE_QUEUE,   /* Of calls that had to wait for a slot. */
     LATENCY_ENGINE_QUEUE, /* From the job to its first row. */
     LATENCY_COUNT
 };
@@ -301,7 +324,9 @@ struct shard {
     uint32_t sweep_bucket; /* Where the sweep goes on. */
     uint32_t sweep_loads;  /* Trees it is waiting for. */
     struct flow *sweep_waiters;
-    struct flow *flows; /* All in progress. */
+    struct flow *flows;                    /* All in progress. */
+    struct kv_waiting_queue waiting;       /* For a slot. */
+    struct flow *woken_first, *woken_last; /* They go on in this turn. */
     struct commit *commits;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];

@@ -93,6 +93,19 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
     }
 }
 
+static void fill_slots(struct shard *shard, struct request_stats *stats)
+{
+    const struct shard_counters *counters = &shard->counters;
+    add(stats, "cached_live_in_use", NULL, (double)slots_in_use(shard, NULL),
+        "Live sessions that running calls hold now, of engine.live_sessions.");
+    add(stats, "cached_live_waiting", NULL, (double)shard->waiting.count,
+        "Calls that wait for a live session now.");
+    add(stats, "cached_live_waits_total", NULL, (double)counters->slot_waits,
+        "Calls that had to wait for a live session.");
+    add(stats, "cached_live_refused_total", NULL, (double)counters->slot_refused,
+        "Calls refused because too many waited for a live session.");
+}
+
 static void fill_store(struct shard *shard, struct request_stats *stats)
 {
     const struct kv_store_counters *store = &shard->store->counters;
@@ -185,10 +198,15 @@ static void fill_engine(struct shard *shard, struct request_stats *stats)
 static void fill_latencies(struct shard *shard, struct request_stats *stats)
 {
     static const char *const names[LATENCY_COUNT] = {
-        [LATENCY_PREFILL] = "prefill",   [LATENCY_DECODE] = "decode",
-        [LATENCY_LOOKUP] = "lookup",     [LATENCY_READ] = "stage_read",
-        [LATENCY_RUN] = "stage_run",     [LATENCY_COMMIT] = "stage_commit",
-        [LATENCY_QUEUE] = "stage_queue", [LATENCY_ENGINE_QUEUE] = "stage_engine_queue",
+        [LATENCY_PREFILL] = "prefill",
+        [LATENCY_DECODE] = "decode",
+        [LATENCY_LOOKUP] = "lookup",
+        [LATENCY_READ] = "stage_read",
+        [LATENCY_RUN] = "stage_run",
+        [LATENCY_COMMIT] = "stage_commit",
+        [LATENCY_QUEUE] = "stage_queue",
+        [LATENCY_LIVE_QUEUE] = "stage_live_queue",
+        [LATENCY_ENGINE_QUEUE] = "stage_engine_queue",
     };
     for (uint32_t i = 0; i < LATENCY_COUNT; i++) {
         const struct kv_histogram *histogram = &shard->latencies[i];
@@ -250,6 +268,7 @@ void flow_get_stats(struct flow *flow)
     fill_identity(flow->shard, stats);
     fill_tiers(flow->shard, stats);
     fill_resumes(flow->shard, stats);
+    fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
     fill_engine(flow->shard, stats);
     fill_latencies(flow->shard, stats);

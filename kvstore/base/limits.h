@@ -30,7 +30,9 @@
 #define KV_METADATA_BYTES_MAX 8192u
 #define KV_DEADLINE_MAX_MS 600000u /* Also the deadline of a call that names none. */
 #define KV_REQUESTS_INFLIGHT_MAX 256u
-#define KV_REQUESTS_PER_SESSION_MAX 64u /* Parked while a session loads. */
+#define KV_REQUESTS_PER_SESSION_MAX 64u  /* Parked while a session loads. */
+#define KV_LIVE_WAITING_MAX 128u         /* Calls that wait for a live slot of the engine. */
+#define KV_LIVE_WAITING_PER_USER_MAX 32u /* Of one user among them. */
 #define KV_LIST_PAGE_MAX 1000u
 #define KV_TTL_MS_MAX (30ull * 24 * 3600 * 1000)
 #define KV_CLOCK_STEP_MS_MAX (365ull * 24 * 3600 * 1000)
@@ -71,6 +73,10 @@ _Static_assert(4ull * KV_PROMPT_TOKENS_MAX + KV_REST_BYTES_MAX <= KV_MESSAGE_BYT
                "the longest prompt fits one message");
 _Static_assert(2ull * 4 * KV_PROMPT_TOKENS_MAX <= KV_REQUEST_BYTES_MAX,
                "the longest prompt fits one arena twice");
+_Static_assert(2 * KV_LIVE_WAITING_MAX <= KV_REQUESTS_INFLIGHT_MAX,
+               "calls that wait for a slot leave room for those that run and those that look");
+_Static_assert(2 * KV_LIVE_WAITING_PER_USER_MAX <= KV_LIVE_WAITING_MAX,
+               "one user cannot fill the queue");
 _Static_assert(KV_SPARE_TOKENS_MAX <= KV_PAGE_TOKENS, "spare rows reach one page back at most");
 _Static_assert(KV_DRAFTS_MAX <= KV_DRAFT_BLOCK_MAX, "no more is verified than is drafted");
 _Static_assert(4 * KV_VERIFY_TOKENS_MAX <= KV_PASS_ROWS_MAX,

@@ -158,7 +158,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Raise index.ram, or let old sessions expire."),
     REASON(
         QUEUE_FULL, RESOURCE_EXHAUSTED,
-        "Too much at once: requests in flight, live sessions of the engine, or memory for a call.",
+        "Too much at once: requests in flight, calls that wait for a live session, or memory.",
         "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),

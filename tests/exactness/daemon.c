@@ -81,7 +81,10 @@ struct ex_daemon *ex_daemon_create(const struct ex_daemon_options *options)
 static void draw_crowd(struct ex_setup *setup, struct ex_random *random)
 {
     static const char *const drafts[] = {"auto", "on", "off"};
-    const uint32_t chunk = setup->chunk_tokens;
+    /* Rarely the smallest, which cost most: passes of few rows come from the sizes of runs, too. */
+    static const uint32_t chunks[] = {1, 5, 5, 16, 16, 33, 33, 64, 128, 128};
+    const uint32_t chunk = chunks[ex_random_below(random, 10)];
+    setup->chunk_tokens = chunk;
     setup->live_sessions = EX_LANES + 1 + ex_random_below(random, 3);
     setup->pool_slots = 7 * EX_LANES + ex_random_between(random, 8, 20);
     setup->hbm_pages = 240;

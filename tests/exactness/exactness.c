@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 enum { GROUP = 10, ROUND = 10 * GROUP, JOBS_MAX = 16, EXIT_USAGE = 2, COUNTS_MIN = 10 };
+enum { TINY_EVERY = 8 }; /* Of the groups of random schedules. */
 
 struct options {
     uint64_t seed;
@@ -39,8 +40,8 @@ struct options {
 
 /* Paths next to this program: BUILD/tests/exactness. */
 struct places {
-    char dir[256]; /* Of this run; removed at the end. */
-    char model[300];
+    char dir[256];              /* Of this run; removed at the end. */
+    char tiny[300], micro[300]; /* Models. */
     char daemon[1024], mkmodel[1024];
 };
 
@@ -61,8 +62,9 @@ static struct ex_daemon *group_daemon(struct ex_run *run, const struct options *
     char why[EX_WHY_BYTES];
     run->setup.spare_tokens = spares[ex_random_below(&random, 5)];
     ex_setup_draw(&run->setup, &random, run->crowd);
-    run->model =
-        ref_model_open(places->model, run->setup.spare_tokens, run->crowd ? &random : NULL);
+    /* Random schedules are many: most of them run on half of the layers. */
+    const char *model = run->crowd && group % TINY_EVERY != 0 ? places->micro : places->tiny;
+    run->model = ref_model_open(model, run->setup.spare_tokens, run->crowd ? &random : NULL);
     EXPECT(run->model != NULL);
     const struct kv_layout *layout = ref_model_layout(run->model);
     (void)snprintf(dir, sizeof(dir), "%s/%u", places->dir, group);
@@ -70,7 +72,7 @@ static struct ex_daemon *group_daemon(struct ex_run *run, const struct options *
     const struct ex_daemon_options daemon_options = {
         .dir = dir,
         .program = places->daemon,
-        .model_dir = places->model,
+        .model_dir = model,
         .plant = options->plant,
         .page_bytes = layout->page_bytes,
         .image_bytes = layout->image_bytes,
@@ -470,10 +472,21 @@ static void parse(int argc, char **argv, struct options *options)
 
 /* ---- start ---- */
 
+static void make_model(const struct options *options, const struct places *places,
+                       const char *config, char dir[300])
+{
+    char command[2048];
+    const char *file_name = strrchr(config, '/');
+    (void)snprintf(dir, 300, "%s/%s", places->dir, file_name == NULL ? config : "micro");
+    (void)snprintf(command, sizeof(command),
+                   "'%s' --config '%s' --seed %" PRIu64 " '%s' >/dev/null", places->mkmodel, config,
+                   options->seed % 1000, dir);
+    EXPECT(system(command) == 0);
+}
+
 static void find_places(struct places *places, const struct options *options)
 {
     char self[900];
-    char command[2048];
     const ssize_t count = readlink("/proc/self/exe", self, sizeof(self) - 1);
     EXPECT(count > 0);
     self[count] = '\0';
@@ -486,11 +499,8 @@ static void find_places(struct places *places, const struct options *options)
     if (base == NULL || strlen(base) > 60) base = "/tmp";
     (void)snprintf(places->dir, sizeof(places->dir), "%s/exactness-XXXXXX", base);
     EXPECT(mkdtemp(places->dir) != NULL);
-    (void)snprintf(places->model, sizeof(places->model), "%s/model", places->dir);
-    (void)snprintf(command, sizeof(command),
-                   "'%s' --config tiny --seed %" PRIu64 " '%s' >/dev/null", places->mkmodel,
-                   options->seed % 1000, places->model);
-    EXPECT(system(command) == 0);
+    make_model(options, places, "tiny", places->tiny);
+    if (options->crowd) make_model(options, places, MICRO_CONFIG, places->micro);
     if (options->keep) (void)fprintf(stderr, "exactness: %s is kept\n", places->dir);
 }
 

@@ -461,7 +461,8 @@ void ex_history(struct ex_run *run, uint32_t history)
     run->log[0] = '\0';
     const uint32_t sessions =
         ex_random_between(&run->random, run->crowd ? 2 : 1, sessions_max(run));
-    const uint32_t turns = ex_random_between(&run->random, 7, 13);
+    /* A step of a crowd is a turn of most of its sessions. */
+    const uint32_t turns = ex_random_between(&run->random, run->crowd ? 3 : 7, run->crowd ? 6 : 13);
     for (uint32_t i = 0; i < sessions; i++) {
         struct ex_session *session = &run->sessions[i];
         memset(session, 0, sizeof(*session));

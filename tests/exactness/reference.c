@@ -15,11 +15,13 @@
 #define TOKENS_MAX 4096u
 #define PAGES_MAX (TOKENS_MAX / KV_PAGE_TOKENS)
 #define DECOY_PAGES 2u
+#define DECOY_ROWS_MAX 20u /* Beside the rows that are compared: of a block, whole or cut. */
 
 struct ref_model {
     struct eng_model *model;
     const struct kv_layout *layout;
-    /* A random schedule: pieces of any size, beside those of a session nobody asks about. */
+    /* A random schedule: pieces of any size, half of them beside those of a session nobody asks
+     * about. */
     bool is_random;
     struct ex_random random;
     struct eng_session *decoy;
@@ -108,7 +110,7 @@ static struct eng_piece decoy_piece(struct ref_model *model, const struct eng_pi
         eng_prefill_begin(model->decoy, model->decoy_ids, at, to);
         left = eng_run_left(model->decoy);
     }
-    const uint32_t most = ex_random_between(&model->random, 1, rows);
+    const uint32_t most = ex_random_between(&model->random, 1, KV_MIN(rows, DECOY_ROWS_MAX));
     const uint32_t encode = KV_MIN(KV_MIN(left.encode, most), rows - piece->encode);
     const uint32_t decode =
         encode < left.encode ? 0 : KV_MIN(KV_MIN(left.decode, most), rows - piece->decode);
@@ -126,8 +128,9 @@ static void run_to_end(struct ref_model *model, struct eng_session *session, uin
             model->is_random ? ex_random_between(&model->random, 1, rows) : KV_MIN(chunk, rows);
         struct eng_piece pieces[2] = {{.session = session, .encode = KV_MIN(left.encode, most)}};
         if (pieces[0].encode == left.encode) pieces[0].decode = KV_MIN(left.decode, most);
-        if (model->is_random) pieces[1] = decoy_piece(model, &pieces[0]);
-        eng_pass(model->model, pieces, model->is_random ? 2 : 1);
+        const bool beside = model->is_random && ex_random_percent(&model->random, 50);
+        if (beside) pieces[1] = decoy_piece(model, &pieces[0]);
+        eng_pass(model->model, pieces, beside ? 2 : 1);
     }
 }
 

@@ -39,9 +39,10 @@ static uint32_t draw_new_count(struct ex_run *run)
 static uint32_t fresh(struct ex_run *run, const struct ex_session *session, uint32_t *ids)
 {
     const uint32_t kind = ex_random_below(&run->random, 100);
+    /* Those of a crowd are shorter, and cross the end of a page less often. */
     uint32_t count = ex_random_between(&run->random, 1, 40);
-    if (kind >= 40) count = ex_random_between(&run->random, 41, 220);
-    if (kind >= 94) count = ex_random_between(&run->random, 221, 700);
+    if (kind >= 40) count = ex_random_between(&run->random, 41, run->crowd ? 140 : 220);
+    if (kind >= (run->crowd ? 97 : 94)) count = ex_random_between(&run->random, 221, 700);
     return script_suffix(run, session, 0, count, ids);
 }
 

@@ -17,6 +17,7 @@ import grpc
 
 import daemon as d
 from daemon import admin_pb, check, equal, expect, failure, pack, pb
+from talk import model_dir
 
 INVALID = "INVALID_ARGUMENT"
 VOCAB = 512  # `tiny`, which SYNTHETIC takes its shape from.
@@ -46,6 +47,11 @@ def fails(call, *args, code, reason, **kwargs):
         check(got.domain == "cached", f"{reason}: the domain is cached")
         check(bool(got.message) and got.message.endswith("."), f"{reason}: a sentence: {got!r}")
     return got
+
+
+def counter(ops, name):
+    got = ops.GetStats(admin_pb.GetStatsRequest()).counters
+    return next(c.value for c in got if c.name == name)
 
 
 class World:
@@ -688,17 +694,27 @@ def index_full(_):
 
 @case("QUEUE_FULL")
 def queue_full(_):
-    one = d.Daemon({"engine.live_sessions": "1"}).start()
-    alice = one.client().session
-    for name in ("a", "b"):
-        alice.OpenSession(pb.OpenSessionRequest(session_id=name))
-    alice.Prefill(prefill(session_id="a"))
-    stream = alice.Decode(decode(session_id="a", max_tokens=65536, ignore_eos=True))
+    # One slot, in use, and as many calls of one user waiting for it as may.
+    one = d.Daemon({"engine.live_sessions": "1", "hbm.bytes": "64MiB", "engine.backend": "cpu",
+                    "engine.model_dir": model_dir(), "engine.draft": "off"}).start()
+    client, ops = one.client(), one.client("ops").admin
+    alice = client.session
+    for i in range(34):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=f"w{i}"))
+    alice.Prefill(prefill(session_id="w0"))
+    stream = alice.Decode(decode(session_id="w0", max_tokens=65536, ignore_eos=True), timeout=60)
     next(stream)
-    got = fails(alice.Prefill, prefill(session_id="b"), code="RESOURCE_EXHAUSTED",
-                reason="QUEUE_FULL", field="engine.live_sessions", limit="1")
+    calls = [alice._stub.Prefill.future(prefill(session_id=f"w{i}"), metadata=client.metadata,
+                                        timeout=60) for i in range(1, 33)]
+    end = time.monotonic() + 10
+    while counter(ops, "cached_live_waiting") < 32 and time.monotonic() < end:
+        time.sleep(0.01)
+    got = fails(alice.Prefill, prefill(session_id="w33"), code="RESOURCE_EXHAUSTED",
+                reason="QUEUE_FULL", field="calls of one user waiting for a live session",
+                limit="32", value="32")
     check(got is not None and got.retry_ms > 0, f"it says when to try again: {got!r}")
     stream.cancel()
+    check(all(call.result().prompt_tokens == 4 for call in calls), "those that wait are served")
     one.stop()
 
     # A decode each for more sessions than the daemon takes requests; 100 streams a connection.

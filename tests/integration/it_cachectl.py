@@ -179,7 +179,8 @@ def test_stats_and_explain(ops):
     for name in ("cached_engine_passes_total", "cached_engine_pass_rows",
                  "cached_engine_pass_sessions", "cached_engine_tokens_per_second",
                  "cached_engine_busy_seconds_total", "cached_engine_drafts_total",
-                 "stage_engine_queue"):
+                 "stage_engine_queue", "stage_queue", "stage_live_queue", "cached_live_in_use",
+                 "cached_live_waiting", "cached_live_waits_total", "cached_live_refused_total"):
         d.check(name in names, f"stats has {name}")
     d.check(all(c["name"].startswith("cached_") and c["help"] for c in stats["counters"]),
             "every counter has a name of ours and a meaning")
