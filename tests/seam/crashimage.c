@@ -3,12 +3,13 @@
  *
  * Goal: at whatever moment the power goes, and whatever the disk made of what it had not flushed,
  * everything acknowledged until then is there, whole and right, and nothing else is half there.
- * Method: a run of the real store is recorded (stack.h; one in three with a call that fails);
- * images of it are built at random moments (image.h) and a store is opened on each, in this
- * process, twice: what the first start repairs the second must find right.  Every fifth image is of
- * a disk that lies besides: it lost, tore, swapped or changed a page it had flushed; then no wrong
- * byte may be given back.  Every 50th is written to real files, with a real RocksDB.  An image
- * depends on seed and number alone, so --case builds that one again.
+ * Method: runs of the real store are recorded (stack.h; one in three with a call that fails), every
+ * second one on what a power cut left of the one before.  Images are built of random moments
+ * (image.h) and a store is opened on each, in this process, twice: what the first start repairs the
+ * second must find right.  Every fifth image is of a disk that lies besides: it lost, tore, swapped
+ * or changed a page it had flushed; then no wrong byte may be given back.  Every 50th is written to
+ * real files, with a real RocksDB.  An image depends on seed and number alone, so --case builds
+ * that one again.
  *
  * usage: crashimage [--images N] [--seed S] [--plant NAME] [--expect-loss]
  *        crashimage --first K --count N ..., crashimage --case K ...
@@ -17,6 +18,7 @@
 #include "kvstore/base/clock.h"
 #include "tests/seam/check.h"
 #include "tests/seam/image.h"
+#include "tests/seam/mem_disk.h"
 #include "tests/seam/mem_manifest.h"
 #include "tests/seam/options.h"
 #include "tests/seam/real.h"
@@ -26,7 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define IMAGES_PER_RUN 25u
+#define IMAGES_PER_PAIR 50u /* Half of them of each run. */
 #define ROUNDS 40u
 #define LYING_EVERY 5u
 #define REAL_EVERY 50u
@@ -89,11 +91,12 @@ static void check_real(struct check *check, const struct work *work,
     real_close(&real);
 }
 
+/* At a moment from tick `from` on. */
 static void run_image(const struct options *options, uint64_t number, const struct work *work,
-                      const struct recorder *recorder, struct totals *totals)
+                      const struct recorder *recorder, uint64_t from, struct totals *totals)
 {
     struct ex_random random = {ex_mix(ex_mix(options->seed) ^ number)};
-    const uint64_t tick = ex_random_below(&random, (uint32_t)recorder->tick + 1);
+    const uint64_t tick = from + ex_random_below(&random, (uint32_t)(recorder->tick - from) + 1);
     enum image_lie lie = IMAGE_HONEST;
     if (number % LYING_EVERY == 0)
         lie = (enum image_lie)(1 + number / LYING_EVERY % (IMAGE_LIES - 1));
@@ -119,36 +122,69 @@ static void run_image(const struct options *options, uint64_t number, const stru
     add(&totals->check, &check);
 }
 
-/* One recorded run and its images: numbers first .. end - 1. */
+static void run_stack(const struct options *options, struct stack *stack, struct work *work,
+                      const struct work *before, uint64_t tick, struct ex_random *random)
+{
+    /* A failed save would give space back that this bug has given back already. */
+    const bool fails = ex_random_below(random, FAULT_EVERY) == 0;
+    stack->faulty.armed = fails && options->plant != PLANT_REUSE;
+    stack->faulty.fault = FAULT_EIO;
+    stack->faulty.flushes = ex_random_percent(random, 67);
+    stack->faulty.from = ex_random_below(random, FAULT_CALLS);
+    const struct work_options how = {.disk = stack->disk,
+                                     .manifest = stack->manifest,
+                                     .recorder = stack->recorder,
+                                     .faulty = &stack->faulty,
+                                     .dir = STACK_DIR,
+                                     .seed = ex_random_next(random),
+                                     .rounds = ROUNDS};
+    if (before == NULL) {
+        work_run(work, &how);
+    } else {
+        work_resume(work, &how, before, tick);
+    }
+    assert(!work->stuck);
+}
+
+/* Images of a run: those of numbers first .. end - 1 that are asked for. */
 static void run_images(const struct options *options, uint64_t first, uint64_t end,
+                       const struct work *work, const struct stack *stack, uint64_t from,
                        struct totals *totals)
 {
-    const uint64_t run = first / IMAGES_PER_RUN;
-    struct stack stack;
-    struct work *work = malloc(sizeof(*work));
-    struct ex_random random = {ex_mix(options->seed + (run << 32))};
-    assert(work != NULL);
-    stack_init(&stack, options->plant, ex_random_next(&random));
-    /* A failed save would give space back that this bug has given back already. */
-    stack.faulty.armed = run % FAULT_EVERY == FAULT_EVERY - 1 && options->plant != PLANT_REUSE;
-    stack.faulty.fault = FAULT_EIO;
-    stack.faulty.flushes = ex_random_percent(&random, 67);
-    stack.faulty.from = ex_random_below(&random, FAULT_CALLS);
-    work_run(work, &(struct work_options){.disk = stack.disk,
-                                          .manifest = stack.manifest,
-                                          .recorder = stack.recorder,
-                                          .faulty = &stack.faulty,
-                                          .dir = STACK_DIR,
-                                          .seed = ex_random_next(&random),
-                                          .rounds = ROUNDS});
-    assert(!work->stuck);
     for (uint64_t number = first; number < end; number++) {
-        run_image(options, number, work, stack.recorder, totals);
+        if (number >= options->first && number - options->first < options->count)
+            run_image(options, number, work, stack->recorder, from, totals);
     }
     totals->runs++;
     for (uint32_t i = 0; i < FAULT_COUNT; i++)
-        totals->faults += stack.faulty.fired[i];
+        totals->faults += stack->faulty.fired[i];
+}
+
+/* A run, images of it, and then the power really goes: the store goes on from what is left, and
+ * there are images of that. */
+static void run_pair(const struct options *options, uint64_t pair, struct totals *totals)
+{
+    const uint64_t first = pair * IMAGES_PER_PAIR, middle = first + IMAGES_PER_PAIR / 2;
+    struct stack stack, stack_after;
+    struct work *work = malloc(sizeof(*work)), *work_after = malloc(sizeof(*work_after));
+    struct ex_random random = {ex_mix(options->seed + (pair << 32))};
+    struct image image;
+    assert(work != NULL && work_after != NULL);
+    stack_init(&stack, options->plant, mem_disk_create(STACK_DIR, ex_random_next(&random)));
+    run_stack(options, &stack, work, NULL, 0, &random);
+    run_images(options, first, middle, work, &stack, 1, totals);
+
+    const uint64_t tick = ex_random_below(&random, (uint32_t)stack.recorder->tick + 1);
+    image_build(stack.recorder, tick, IMAGE_HONEST, STACK_DIR, &random, &image);
+    stack_init(&stack_after, options->plant, image.disk);
+    const kv_status status = image_manifest(stack.recorder, &image, stack_after.recording_records);
+    assert(status == KV_OK);
+    const uint64_t from = stack_after.recorder->tick; /* What is left is there, and durable. */
+    run_stack(options, &stack_after, work_after, work, tick, &random);
+    run_images(options, middle, first + IMAGES_PER_PAIR, work_after, &stack_after, from, totals);
+    stack_fini(&stack_after);
     stack_fini(&stack);
+    free(work_after);
     free(work);
 }
 
@@ -178,13 +214,9 @@ int main(int argc, char **argv)
     if (!options_parse(argc, argv, &options)) return 2;
     (void)printf("seed %llu, plant %s\n", (unsigned long long)options.seed,
                  plant_name(options.plant));
-    const uint64_t last = options.first + options.count;
-    for (uint64_t number = options.first; number < last;) {
-        const uint64_t next = (number / IMAGES_PER_RUN + 1) * IMAGES_PER_RUN;
-        const uint64_t end = next < last ? next : last;
-        run_images(&options, number, end, &totals);
-        number = end;
-    }
+    for (uint64_t pair = options.first / IMAGES_PER_PAIR;
+         pair * IMAGES_PER_PAIR < options.first + options.count; pair++)
+        run_pair(&options, pair, &totals);
     const struct check *check = &totals.check;
     (void)printf("%llu runs, %llu faults fired, %llu lying disks with %llu pages refused, %llu on "
                  "real files, %.1f s\n",

@@ -59,20 +59,26 @@ static uint32_t created_by(const struct recorder *recorder, uint32_t file)
     return i;
 }
 
-static bool has_name(const struct build *build, uint32_t file)
+static bool is_made(const struct build *build, uint32_t file)
 {
     const struct recorder *recorder = build->recorder;
-    const uint32_t dir = recorder->files[file].dir;
+    if (recorder->files[file].found) return true;
     const uint32_t create = created_by(recorder, file);
     const struct record_event *event = &recorder->events[create];
     if (!record_began(event, build->tick)) return false;
     if (event->ended < build->tick && event->result < 0) return false;
-    if (!is_flushed(build, create, KV_DISK_SYNC_DIR, dir) && ex_random_percent(build->random, 50))
-        return false;
-    for (uint32_t i = create + 1; i < recorder->event_count; i++) {
+    return is_flushed(build, create, KV_DISK_SYNC_DIR, recorder->files[file].dir) ||
+           ex_random_percent(build->random, 50);
+}
+
+static bool has_name(const struct build *build, uint32_t file)
+{
+    const struct recorder *recorder = build->recorder;
+    if (!is_made(build, file)) return false;
+    for (uint32_t i = 0; i < recorder->event_count; i++) {
         if (!is_call(&recorder->events[i], KV_DISK_UNLINK, file)) continue;
         if (!record_began(&recorder->events[i], build->tick)) break;
-        if (is_flushed(build, i, KV_DISK_SYNC_DIR, dir)) return false;
+        if (is_flushed(build, i, KV_DISK_SYNC_DIR, recorder->files[file].dir)) return false;
         return ex_random_percent(build->random, 50);
     }
     return true;
@@ -142,8 +148,11 @@ static void put_write(struct build *build, uint32_t i)
 
 static void fill(struct build *build, uint32_t file)
 {
+    const struct record_file *found = &build->recorder->files[file];
     build->bytes = NULL;
     build->size = 0;
+    if (found->found) grow(build, found->size);
+    if (found->size > 0) memcpy(build->bytes, found->bytes, found->size);
     for (uint32_t i = 0; i < build->recorder->event_count; i++) {
         const struct record_event *event = &build->recorder->events[i];
         if (!record_began(event, build->tick)) break;
@@ -244,6 +253,7 @@ static bool has_dir(const struct build *build, uint32_t dir)
     const char *slash = strrchr(path, '/');
     for (uint32_t i = 0; i < recorder->event_count; i++) {
         if (!is_call(&recorder->events[i], KV_DISK_MAKE_DIR, dir)) continue;
+        if (recorder->events[i].result == -EEXIST) return true;
         if (!record_began(&recorder->events[i], build->tick)) return false;
         const uint32_t parent = dir_of(recorder, path, (size_t)(slash - path));
         return is_flushed(build, i, KV_DISK_SYNC_DIR, parent) ||

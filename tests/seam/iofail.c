@@ -17,6 +17,7 @@
 #include "kvstore/base/clock.h"
 #include "tests/seam/check.h"
 #include "tests/seam/image.h"
+#include "tests/seam/mem_disk.h"
 #include "tests/seam/mem_manifest.h"
 #include "tests/seam/options.h"
 #include "tests/seam/stack.h"
@@ -116,7 +117,7 @@ static uint64_t run_case(const struct options *options, const struct plan *plan,
     struct stack stack;
     struct work *work = malloc(sizeof(*work));
     assert(work != NULL);
-    stack_init(&stack, options->plant, ex_mix(plan->seed));
+    stack_init(&stack, options->plant, mem_disk_create(STACK_DIR, ex_mix(plan->seed)));
     stack.faulty.armed = plan->call > 0;
     stack.faulty.fault = plan->fault;
     stack.faulty.from = plan->call;

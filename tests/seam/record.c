@@ -2,8 +2,8 @@
  * Recording.
  *
  * Descriptors mean nothing after the run, so each is translated to the file it stood for: an
- * index into the list of files created, in order.  A try of an op is one event; what is tried again
- * is another.
+ * index into the list of files made and found, in order.  A try of an op is one event; what is
+ * tried again is another.
  */
 
 #include "tests/seam/record.h"
@@ -68,6 +68,8 @@ void recorder_destroy(struct recorder *recorder)
         free(event->puts);
         free(event->data);
     }
+    for (uint32_t i = 0; i < recorder->file_count; i++)
+        free(recorder->files[i].bytes);
     free(recorder->events);
     free(recorder);
 }
@@ -119,7 +121,7 @@ static uint32_t file_add(struct recorder *recorder, uint32_t dir, const char *na
 {
     assert(recorder->file_count < KV_ARRAY_COUNT(recorder->files));
     struct record_file *file = &recorder->files[recorder->file_count];
-    file->dir = dir;
+    *file = (struct record_file){.dir = dir};
     (void)snprintf(file->name, sizeof(file->name), "%s", name);
     return recorder->file_count++;
 }
@@ -159,6 +161,31 @@ static uint32_t call_begin(struct disk *disk, const struct kv_disk_call *call)
     return event_begin(disk->recorder, event);
 }
 
+/* One that this run did not make is taken as it is. */
+static uint32_t file_opened(struct disk *disk, const struct kv_disk_call *call, int fd)
+{
+    struct kv_disk *inner = disk->inner;
+    const uint32_t dir = disk->handles[call->fd];
+    const uint32_t known = file_index(disk->recorder, dir, call->name);
+    if (known != NONE) return known;
+    const uint32_t index = file_add(disk->recorder, dir, call->name);
+    struct record_file *file = &disk->recorder->files[index];
+    const int64_t size =
+        kv_disk_call(inner, &(struct kv_disk_call){.verb = KV_DISK_SIZE, .fd = fd});
+    assert(size >= 0);
+    file->found = true;
+    file->size = (uint64_t)size;
+    file->bytes = must(calloc(1, KV_MAX(file->size, 1u)));
+    const int64_t got = size == 0
+                            ? 0
+                            : kv_disk_call(inner, &(struct kv_disk_call){.verb = KV_DISK_READ,
+                                                                         .fd = fd,
+                                                                         .buf = file->bytes,
+                                                                         .bytes = file->size});
+    assert(got == size);
+    return index;
+}
+
 static void handle_set(struct disk *disk, int64_t fd, uint32_t index)
 {
     assert(fd < HANDLES_MAX);
@@ -177,7 +204,7 @@ static int64_t rec_call(struct kv_disk *base, const struct kv_disk_call *call)
         handle_set(disk, result, dir_index(disk->recorder, call->name));
         break;
     case KV_DISK_OPEN:
-        handle_set(disk, result, file_index(disk->recorder, disk->handles[call->fd], call->name));
+        handle_set(disk, result, file_opened(disk, call, (int)result));
         break;
     case KV_DISK_CREATE:
         handle_set(disk, result, disk->recorder->events[event].file);

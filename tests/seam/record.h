@@ -32,13 +32,16 @@ struct record_event {
 struct record_file {
     uint32_t dir; /* Index of dirs. */
     char name[RECORD_NAME_MAX];
+    bool found;     /* Not made in this run: it was there, durable, when first opened, */
+    uint8_t *bytes; /* with these bytes. */
+    uint64_t size;
 };
 
 struct recorder {
     uint64_t tick;               /* Grows by one when a call begins and when it ends. */
     struct record_event *events; /* In the order they began. */
     uint32_t event_count, event_capacity;
-    struct record_file files[512]; /* One per CREATE: a name used again is another file. */
+    struct record_file files[512]; /* Made or found: a name used again is another file. */
     uint32_t file_count;
     char dirs[8][256];
     uint32_t dir_count;

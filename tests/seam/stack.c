@@ -2,14 +2,12 @@
 
 #include "tests/seam/stack.h"
 
-#include "tests/seam/mem_disk.h"
 #include "tests/seam/mem_manifest.h"
 
-void stack_init(struct stack *stack, enum plant plant, uint64_t seed)
+void stack_init(struct stack *stack, enum plant plant, struct kv_disk *memory)
 {
-    *stack = (struct stack){.recorder = recorder_create()};
+    *stack = (struct stack){.recorder = recorder_create(), .memory = memory};
     plant_set(plant);
-    stack->memory = mem_disk_create(STACK_DIR, seed);
     stack->failing = faulty_disk(&stack->faulty, stack->memory);
     stack->recording = recorder_disk(stack->recorder, stack->failing);
     stack->disk = plant_disk(plant, stack->recording);

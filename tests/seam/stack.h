@@ -18,5 +18,6 @@ struct stack {
     struct kv_manifest *records, *recording_records, *failing_records, *manifest;
 };
 
-void stack_init(struct stack *stack, enum plant plant, uint64_t seed);
+/* On a mem_disk, which is the stack's from here on. */
+void stack_init(struct stack *stack, enum plant plant, struct kv_disk *memory);
 void stack_fini(struct stack *stack);

@@ -392,9 +392,9 @@ static void finish(struct work *work)
     world_close(world);
 }
 
-void work_run(struct work *work, const struct work_options *options)
+static void run(struct work *work)
 {
-    *work = (struct work){.options = *options, .random = {options->seed}};
+    const struct work_options *options = &work->options;
     if (!start(work)) return;
     for (uint32_t round = 0; round < options->rounds && !work->stuck; round++) {
         if (round == options->rounds / 2) {
@@ -411,4 +411,34 @@ void work_run(struct work *work, const struct work_options *options)
         if (ex_random_percent(&work->random, 50)) work->stuck |= !world_settle(&work->world);
     }
     if (!work->stuck) finish(work);
+}
+
+void work_run(struct work *work, const struct work_options *options)
+{
+    *work = (struct work){.options = *options, .random = {options->seed}};
+    run(work);
+}
+
+/* Before all ticks of the new recorder, or never. */
+static uint64_t carried(uint64_t tick, uint64_t cut)
+{
+    return tick < cut ? 0 : WORK_NEVER;
+}
+
+void work_resume(struct work *work, const struct work_options *options, const struct work *before,
+                 uint64_t tick)
+{
+    *work = (struct work){.options = *options, .random = {options->seed}};
+    memcpy(work->sessions, before->sessions, sizeof(work->sessions));
+    memcpy(work->points, before->points, sizeof(work->points));
+    work->point_count = before->point_count;
+    for (uint32_t s = 0; s < CONTENT_SESSIONS; s++)
+        work->sessions[s].busy = 0;
+    for (uint32_t i = 0; i < work->point_count; i++) {
+        struct work_point *point = &work->points[i];
+        point->saved = carried(point->saved, tick);
+        point->drop_begun = carried(point->drop_begun, tick);
+        point->drop_durable = carried(point->drop_durable, tick);
+    }
+    run(work);
 }

@@ -58,6 +58,10 @@ struct work {
 
 /* Runs all of it, and leaves the store closed. */
 void work_run(struct work *work, const struct work_options *options);
+/* The same once more, after `before` was cut off at a tick of its recorder: on what is left of it,
+ * with its promises, and with a recorder of its own. */
+void work_resume(struct work *work, const struct work_options *options, const struct work *before,
+                 uint64_t tick);
 
 /* NULL: nobody asked for such a checkpoint. */
 const struct work_point *work_find(const struct work *work, uint32_t session,
