@@ -258,6 +258,7 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
                 .pid = (uint64_t)getpid(),
                 .started_ns = kv_clock_stopwatch_ns(),
                 .vocab_tokens = eng_model_layout(daemon->model)->vocab_tokens,
+                .context_tokens = eng_model_layout(daemon->model)->context_tokens,
                 .model_fingerprint = eng_model_fingerprint(daemon->model),
             },
         .settings = daemon->settings,

@@ -10,16 +10,13 @@
 #include "engine/engine.h"
 
 #include "engine/backend/backend.h"
-#include "engine/backend/kernels/pool.h"
 #include "engine/model/checkpoint.h"
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-_Static_assert(KV_ENGINE_THREADS_MAX == ENG_POOL_THREADS_MAX,
-               "what the pool takes is refused above");
 
 static const char layout_version[] = "layout 1; ties: larger score, then smaller index";
 
@@ -67,8 +64,8 @@ static kv_status read_options(struct eng_model *model, const struct eng_options 
     model->pass_rows = options->pass_rows > 0 ? options->pass_rows : ENG_PASS_ROWS_DEFAULT;
     model->quant_off = options->quant_off;
     model->prefill_all = options->prefill_all;
-    if (model->pass_rows > ENG_PASS_ROWS_MAX)
-        return KV_FAIL(err, KV_INVALID, "pass_rows: at most %u, found %u", ENG_PASS_ROWS_MAX,
+    if (model->pass_rows > KV_PASS_ROWS_MAX)
+        return KV_FAIL(err, KV_INVALID, "pass_rows: at most %u, found %u", KV_PASS_ROWS_MAX,
                        model->pass_rows);
     if (model->threads > KV_ENGINE_THREADS_MAX)
         return KV_FAIL(err, KV_INVALID, "threads: at most %u, found %u", KV_ENGINE_THREADS_MAX,
@@ -213,6 +210,11 @@ uint64_t eng_model_bytes(const struct eng_model *model)
 bool eng_model_lost(const struct eng_model *model)
 {
     return model->ops->lost != NULL && model->ops->lost(model);
+}
+
+uint64_t eng_model_engram_rows(const struct eng_model *model)
+{
+    return model->ops->engram_rows != NULL ? model->ops->engram_rows(model) : 0;
 }
 
 uint64_t eng_model_wrong_bytes(const struct eng_model *model)

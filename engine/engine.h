@@ -44,14 +44,13 @@ struct eng_options {
     uint32_t spare_tokens; /* KV_SPARE_TOKENS_MIN .. _MAX */
     enum eng_isa isa;      /* Of the CPU backend. */
     uint32_t threads;      /* At most KV_ENGINE_THREADS_MAX; 0: one per core. */
-    /* Most encoder rows, and most decoder rows, of one pass: 1 .. ENG_PASS_ROWS_MAX, 0: the
+    /* Most encoder rows, and most decoder rows, of one pass: 1 .. KV_PASS_ROWS_MAX, 0: the
      * default.  Scratch is sized by it; no bit depends on it. */
     uint32_t pass_rows;
     bool quant_off;   /* No activation is rounded, rows are fp32: to compare with others. */
     bool prefill_all; /* The decoder runs over every token of a prefill, not the last window. */
 };
 
-#define ENG_PASS_ROWS_MAX KV_PASS_ROWS_MAX
 #define ENG_PASS_ROWS_DEFAULT 256u
 
 /* KV_INVALID: the directory is not a model this engine runs (the text names file, field or tensor,
@@ -82,6 +81,9 @@ uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of on
 /* A file of the checkpoint has become shorter than it was: what was computed since this was last
  * false cannot be believed, and must not be kept.  Cheap; asked after every pass. */
 bool eng_model_lost(const struct eng_model *model);
+
+/* Rows of Engram tables read since the model was opened; any thread. */
+uint64_t eng_model_engram_rows(const struct eng_model *model);
 
 /* SYNTHETIC only: rows or windows that came back with other bytes than were written. */
 uint64_t eng_model_wrong_bytes(const struct eng_model *model);

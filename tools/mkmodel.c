@@ -24,10 +24,13 @@ static void print_usage(FILE *out)
     (void)fprintf(
         out,
         "usage: mkmodel [--config tiny|small|v41-flash|FILE] [--seed N] [--shards N] [--bigram]\n"
-        "               [--plain] DIR\n"
+        "               [--plain] [--force] DIR\n"
         "\n"
         "Writes a model with random weights to DIR: config.json, model.safetensors (or shards\n"
-        "and their index) and, with Engram, engram_ids.bin.  A model already in DIR is replaced.\n"
+        "and their index) and, with Engram, engram_ids.bin.  A model of mkmodel's that is there "
+        "is\n"
+        "replaced, what a killed mkmodel left is removed; a model that mkmodel did not make is\n"
+        "not touched.\n"
         "\n"
         "  --config NAME|FILE  a name, or a config.json (default: tiny)\n"
         "  --seed N            same seed, same bytes (default 1)\n"
@@ -35,6 +38,7 @@ static void print_usage(FILE *out)
         "  --bigram            weights that know which token follows which: the next higher\n"
         "                      ordinary id, after the last the first; drafts are right\n"
         "  --plain             without Engram and drafting\n"
+        "  --force             replace any model in DIR, whoever made it\n"
         "  --help              this text\n"
         "\n"
         "exit code: 0 done, 1 failed, 2 wrong usage\n");
@@ -144,7 +148,7 @@ static char *make_plain(const char *text, const struct eng_config *config)
 struct choice {
     const char *config, *dir;
     uint64_t seed, shards;
-    bool plain, bigram;
+    bool plain, bigram, force;
 };
 
 static int make(const struct choice *choice)
@@ -176,6 +180,7 @@ static int make(const struct choice *choice)
             .seed = choice->seed,
             .shards = (uint32_t)choice->shards,
             .bigram = choice->bigram,
+            .force = choice->force,
         };
         result = write_model(&plan);
     }
@@ -186,13 +191,10 @@ static int make(const struct choice *choice)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"config", required_argument, NULL, 'c'},
-        {"seed", required_argument, NULL, 's'},
-        {"shards", required_argument, NULL, 'n'},
-        {"bigram", no_argument, NULL, 'b'},
-        {"plain", no_argument, NULL, 'p'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"config", required_argument, NULL, 'c'}, {"seed", required_argument, NULL, 's'},
+        {"shards", required_argument, NULL, 'n'}, {"bigram", no_argument, NULL, 'b'},
+        {"plain", no_argument, NULL, 'p'},        {"force", no_argument, NULL, 'f'},
+        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
     };
     struct choice choice = {.config = "tiny", .seed = 1, .shards = 1};
     int option;
@@ -210,6 +212,8 @@ int main(int argc, char **argv)
             choice.bigram = true;
         } else if (option == 'p') {
             choice.plain = true;
+        } else if (option == 'f') {
+            choice.force = true;
         } else if (option == 'h') {
             print_usage(stdout);
             return EXIT_SUCCESS;

@@ -17,6 +17,7 @@ struct plan {
     uint64_t seed;
     uint32_t shards; /* 1: model.safetensors and no index. */
     bool bigram;
+    bool force; /* Whoever made the model that is there. */
 };
 
 /* ---- mkmodel_fill.c: numbers ---- */
@@ -50,6 +51,19 @@ bool bigram_zeroed(const struct eng_config *config, const struct eng_tensor_spec
 /* Fills row `row` of a BF16 tensor that the model needs to be special; false: it need not be. */
 bool bigram_row(const struct plan *plan, const struct eng_tensor_spec *weight, uint64_t row,
                 float *values);
+
+/* ---- mkmodel_dir.c: what stands in the directory ---- */
+
+/* How the header of a weight file begins that mkmodel made. */
+#define MKMODEL_MARK "{\"__metadata__\":{\"made_by\":\"mkmodel\"}"
+
+/* Says errno's text; false. */
+bool complain(const char *path);
+
+/* Makes the directory, or removes the model that is there.  false, with the sentence on stderr and
+ * nothing touched: that one is somebody's and there is no `force`, or weight_bytes find no room;
+ * or it could not be removed. */
+bool dir_prepare(const struct plan *plan, uint64_t weight_bytes);
 
 /* ---- mkmodel_write.c: files ---- */
 

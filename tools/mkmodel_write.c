@@ -4,24 +4,20 @@
  * A header says where each tensor will stand, so it is written first, from the same list the engine
  * reads by; the data follow strip by strip at their offsets.
  *
- * What an earlier run left in the directory is removed first, its config.json before all else, and
- * the new config.json comes last.  Without one nothing opens the directory, so a reader never sees
- * half a model, nor one made of two; after a failure there is none.  Every file is written beside
- * its place and renamed.
+ * What an earlier run left in the directory is removed first (mkmodel_dir.c), its config.json
+ * before all else, and the new config.json comes last.  Without one nothing opens the directory, so
+ * a reader never sees half a model, nor one made of two; after a failure there is none.  Every file
+ * is written beside its place and renamed.
  */
 
 #include "kvstore/base/bytes.h"
 #include "tools/mkmodel.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define PATH_BYTES 4096
@@ -50,12 +46,6 @@ struct writer {
     uint64_t data_at;
     size_t tensor;
 };
-
-static bool complain(const char *path)
-{
-    (void)fprintf(stderr, "mkmodel: %s: %s\n", path, strerror(errno));
-    return false;
-}
 
 static void ending_signals(sigset_t *set)
 {
@@ -186,9 +176,8 @@ static void add_entry(struct text *header, const struct eng_tensor_spec *spec, u
         (void)snprintf(shape, sizeof(shape), "[%llu,%llu]", (unsigned long long)spec->rows,
                        (unsigned long long)spec->columns);
     (void)snprintf(entry, sizeof(entry),
-                   "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
-                   header->count == 0 ? "{" : ",", spec->name, eng_dtype_name(spec->dtype), shape,
-                   (unsigned long long)offset,
+                   ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
+                   spec->name, eng_dtype_name(spec->dtype), shape, (unsigned long long)offset,
                    (unsigned long long)(offset + eng_tensor_bytes(spec)));
     text_add(header, entry);
 }
@@ -221,9 +210,10 @@ static bool write_shard(struct writer *writer, uint32_t shard)
     uint8_t length[8];
     char name[64];
 
+    text_add(&header, MKMODEL_MARK);
     for (size_t i = 0; i < writer->count; i++)
         if (writer->shard_of[i] == shard) add_entry(&header, &writer->specs[i], writer->offsets[i]);
-    text_add(&header, header.count == 0 ? "{}" : "}");
+    text_add(&header, "}");
     /* Readers like their data aligned; spaces after the object are part of the format. */
     while (!header.failed && header.count % 8 != 0)
         text_add(&header, " ");
@@ -284,87 +274,6 @@ static bool write_ids(const struct plan *plan)
     return ok;
 }
 
-static bool remove_file(const char *dir, const char *name)
-{
-    char path[PATH_BYTES];
-    const int length = snprintf(path, sizeof(path), "%s/%s", dir, name);
-
-    if (length >= 0 && (size_t)length < sizeof(path)) {
-        if (unlink(path) == 0 || errno == ENOENT) return true;
-    } else {
-        errno = ENAMETOOLONG;
-    }
-    return complain(path);
-}
-
-static bool is_of_model(const char *name)
-{
-    static const char *const patterns[] = {
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "model-[0-9]*-of-[0-9]*.safetensors",
-        "engram_ids.bin",
-    };
-    for (size_t i = 0; i < KV_ARRAY_COUNT(patterns); i++)
-        if (fnmatch(patterns[i], name, 0) == 0) return true;
-    return false;
-}
-
-static bool remove_earlier(const char *dir)
-{
-    const struct dirent *entry;
-    bool ok = remove_file(dir, "config.json");
-
-    if (!ok) return false;
-    DIR *entries = opendir(dir);
-    if (entries == NULL) return complain(dir);
-    while (ok && (errno = 0, entry = readdir(entries)) != NULL)
-        if (is_of_model(entry->d_name)) ok = remove_file(dir, entry->d_name);
-    if (ok && errno != 0) ok = complain(dir);
-    (void)closedir(entries);
-    return ok;
-}
-
-/* What the files of an earlier model would give back. */
-static uint64_t earlier_bytes(const char *dir)
-{
-    DIR *entries = opendir(dir);
-    uint64_t bytes = 0;
-
-    for (const struct dirent *entry; entries != NULL && (entry = readdir(entries)) != NULL;) {
-        struct stat info;
-        if (is_of_model(entry->d_name) && fstatat(dirfd(entries), entry->d_name, &info, 0) == 0)
-            bytes += (uint64_t)info.st_blocks * 512;
-    }
-    if (entries != NULL) (void)closedir(entries);
-    return bytes;
-}
-
-/* Before anything is removed or written.  Tensors are nearly all of a model. */
-static bool check_space(const struct writer *writer)
-{
-    const char *dir = writer->plan->dir;
-    struct statvfs info;
-
-    if (statvfs(dir, &info) != 0) return complain(dir);
-    const uint64_t room = (uint64_t)info.f_bavail * info.f_frsize + earlier_bytes(dir);
-    if (room >= writer->total_bytes) return true;
-    (void)fprintf(stderr, "mkmodel: %s: the weights have %llu bytes, there is room for %llu\n", dir,
-                  (unsigned long long)writer->total_bytes, (unsigned long long)room);
-    return false;
-}
-
-static bool make_dir(const struct writer *writer)
-{
-    const char *dir = writer->plan->dir;
-    const bool made = mkdir(dir, 0755) == 0;
-
-    if (!made && errno != EEXIST) return complain(dir);
-    if (check_space(writer)) return true;
-    if (made) (void)rmdir(dir);
-    return false;
-}
-
 int write_model(const struct plan *plan)
 {
     sigset_t held;
@@ -384,7 +293,7 @@ int write_model(const struct plan *plan)
     }
     ending_signals(&held);
     (void)sigprocmask(SIG_BLOCK, &held, NULL);
-    ok = ok && make_dir(&writer) && remove_earlier(plan->dir);
+    ok = ok && dir_prepare(plan, writer.total_bytes);
     for (uint32_t shard = 0; ok && shard < plan->shards; shard++)
         ok = write_shard(&writer, shard);
     ok = ok && write_index(&writer) && write_ids(plan) &&

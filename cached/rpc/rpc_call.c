@@ -407,7 +407,7 @@ static bool decode(struct rpc_call *call)
         return false;
     }
     if (call->method->answer == RPC_BY_CONFIG) return true; /* Its message has no fields. */
-    return rpc_decode(req, pieces, call->server->options.about.vocab_tokens);
+    return rpc_decode(req, pieces, &call->server->options.about);
 }
 
 /* gRPC's deadline on our clock; the server's own where the client names none or a later one. */

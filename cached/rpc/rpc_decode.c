@@ -24,7 +24,7 @@ typedef Cached__Session__V1__DecodeRequest pb_decode;
 
 struct decoder {
     struct request *req;
-    uint32_t vocab_tokens;
+    uint32_t vocab_tokens, context_tokens;
     ProtobufCAllocator allocator;
     const uint8_t *rest;
     struct rpc_split split;
@@ -208,7 +208,7 @@ static bool take_tokens(struct decoder *d, const char *field, struct request_tok
                      request_u64(req, bytes), NULL);
         return false;
     }
-    if (!check_max(req, KV_REASON_PROMPT_TOO_LONG, field, bytes / 4, KV_PROMPT_TOKENS_MAX))
+    if (!check_max(req, KV_REASON_PROMPT_TOO_LONG, field, bytes / 4, d->context_tokens))
         return false;
 
     const uint32_t count = (uint32_t)(bytes / 4);
@@ -274,10 +274,11 @@ static bool decode_lookup(struct decoder *d)
 
 /* With a parent the prompt's length is known to the shard only; then positions are checked there.
  */
-static bool take_stops(struct request *req, const pb_prefill *m)
+static bool take_stops(const struct decoder *d, const pb_prefill *m)
 {
+    struct request *req = d->req;
     const uint32_t end =
-        m->parent_checkpoint_id.len > 0 ? KV_PROMPT_TOKENS_MAX : req->in.u.prefill.tokens.count;
+        m->parent_checkpoint_id.len > 0 ? d->context_tokens : req->in.u.prefill.tokens.count;
     if (!check_max(req, KV_REASON_STABLE_TOKENS_INVALID, "stable_tokens", m->stable_tokens, end))
         return false;
     req->in.u.prefill.stable_tokens = m->stable_tokens;
@@ -309,7 +310,7 @@ static bool decode_prefill(struct decoder *d)
         !take_checkpoint_id(req, "parent_checkpoint_id", &m->parent_checkpoint_id,
                             &req->in.u.prefill.parent))
         return false;
-    if (!take_stops(req, m) || !take_level(req, (int)m->level)) return false;
+    if (!take_stops(d, m) || !take_level(req, (int)m->level)) return false;
     req->in.u.prefill.no_checkpoint = m->no_checkpoint;
     req->in.u.prefill.exact = m->exact;
     req->in.epoch = m->epoch;
@@ -375,7 +376,7 @@ static bool decode_decode(struct decoder *d)
         return false;
     if (!take_stop_tokens(d, m) || !take_level(req, (int)m->level)) return false;
     if (!check_max(req, KV_REASON_FROM_POSITION_INVALID, "from_position", m->from_position,
-                   KV_PROMPT_TOKENS_MAX))
+                   d->context_tokens))
         return false;
     req->in.u.decode.max_tokens = m->max_tokens;
     req->in.u.decode.ignore_eos = m->ignore_eos;
@@ -497,7 +498,7 @@ static bool decode_clock(struct decoder *d)
     return true;
 }
 
-bool rpc_decode(struct request *req, struct rpc_pieces pieces, uint32_t vocab_tokens)
+bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
         [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
@@ -515,7 +516,8 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, uint32_t vocab_to
     };
     struct decoder d = {
         .req = req,
-        .vocab_tokens = vocab_tokens,
+        .vocab_tokens = about->vocab_tokens,
+        .context_tokens = about->context_tokens,
         .allocator = {alloc_in_arena, free_with_arena, req->arena},
     };
 

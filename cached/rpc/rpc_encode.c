@@ -124,6 +124,7 @@ static const ProtobufCMessage *encode_open(struct request *req, const struct rpc
     m->model_fingerprint = (ProtobufCBinaryData){sizeof(about->model_fingerprint.bytes),
                                                  (uint8_t *)about->model_fingerprint.bytes};
     m->vocab_tokens = about->vocab_tokens;
+    m->context_tokens = about->context_tokens;
     m->epoch = req->out.epoch;
     return &m->base;
 }

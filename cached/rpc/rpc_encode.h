@@ -15,7 +15,7 @@
 struct rpc_about {
     const char *version, *commit;
     uint64_t pid, started_ns;
-    uint32_t vocab_tokens;
+    uint32_t vocab_tokens, context_tokens;
     struct kv_digest model_fingerprint;
 };
 

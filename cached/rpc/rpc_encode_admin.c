@@ -138,6 +138,7 @@ const ProtobufCMessage *rpc_encode_stats(struct request *req, const struct rpc_a
     m->version = text(about->version);
     m->commit = text(about->commit);
     m->pid = about->pid;
+    m->context_tokens = about->context_tokens;
     m->uptime_ms = (kv_clock_stopwatch_ns() - about->started_ns) / 1000000u;
     m->rss_bytes = snapshot->rss_bytes;
     m->requests_inflight = snapshot->requests_inflight;

@@ -201,12 +201,12 @@ static void decode_restore(struct flow *flow)
 
 static bool decode_fits(struct flow *flow, uint32_t tokens)
 {
+    const uint32_t context = flow->shard->layout->context_tokens;
     const uint64_t end = (uint64_t)tokens + flow->req->in.u.decode.max_tokens + 1;
-    if (end <= KV_PROMPT_TOKENS_MAX) return true;
-    flow_fail(
-        flow, KV_REASON_MAX_TOKENS_INVALID, "max_tokens",
-        request_u64(flow->req, KV_PROMPT_TOKENS_MAX - 1 - KV_MIN(tokens, KV_PROMPT_TOKENS_MAX - 1)),
-        request_u64(flow->req, flow->req->in.u.decode.max_tokens));
+    if (end <= context) return true;
+    flow_fail(flow, KV_REASON_MAX_TOKENS_INVALID, "max_tokens",
+              request_u64(flow->req, context - 1 - KV_MIN(tokens, context - 1)),
+              request_u64(flow->req, flow->req->in.u.decode.max_tokens));
     return false;
 }
 

@@ -198,9 +198,9 @@ static void prefill_begun(struct flow *flow)
         return;
     }
     struct kv_node *node = prefill_parent(flow);
-    if (node != NULL && (uint64_t)node->tokens + tokens->count > KV_PROMPT_TOKENS_MAX)
-        flow_fail(flow, KV_REASON_PROMPT_TOO_LONG, "tokens",
-                  request_u64(flow->req, KV_PROMPT_TOKENS_MAX),
+    const uint32_t context = flow->shard->layout->context_tokens;
+    if (node != NULL && (uint64_t)node->tokens + tokens->count > context)
+        flow_fail(flow, KV_REASON_PROMPT_TOO_LONG, "tokens", request_u64(flow->req, context),
                   request_u64(flow->req, (uint64_t)node->tokens + tokens->count));
     if (!flow->failed) {
         flow->count = node->tokens + tokens->count;

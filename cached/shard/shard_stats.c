@@ -188,6 +188,10 @@ static void fill_engine(struct shard *shard, struct request_stats *stats)
         ratio((double)w.pass_sessions, (double)w.passes), "Sessions in a pass.");
     add(stats, "cached_engine_pass_sessions", "stat=\"max\"", (double)w.pass_sessions_max,
         "Sessions in a pass.");
+    if (shard->options.model != NULL)
+        add(stats, "cached_engine_engram_rows_total", NULL,
+            (double)eng_model_engram_rows(shard->options.model),
+            "Rows read of the Engram tables; 0 for a model without.");
     add(stats, "cached_engine_drafts_total", "result=\"accepted\"", (double)w.drafts_accepted,
         "Drafted tokens verified, by what became of them.");
     add(stats, "cached_engine_drafts_total", "result=\"refused\"",

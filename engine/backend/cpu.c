@@ -349,6 +349,7 @@ const struct eng_backend_ops eng_backend_cpu = {
     .family = cpu_family,
     .isa = cpu_isa,
     .lost = cpu_lost,
+    .engram_rows = cpu_engram_rows,
     .session_bytes = cpu_session_bytes,
     .session_init = cpu_session_init,
     .session_fini = eng_host_session_fini,

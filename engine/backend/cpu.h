@@ -5,7 +5,7 @@
  * a session (windows, rows, lists) is done span by span.  Owned by: worker. */
 
 #include "engine/backend/host.h"
-#include "engine/backend/kernels.h"
+#include "engine/backend/kernels/elementwise.h"
 #include "engine/backend/kernels/compute.h"
 #include "engine/model/weights.h"
 #include "kvstore/base/bytes.h"
@@ -55,7 +55,7 @@ struct cpu_tile {
 
 /* What one thread of the pool works with. */
 struct cpu_thread {
-    void *scratch;          /* ENG_COMPUTE_SCRATCH */
+    void *scratch;          /* ENG_KERNEL_SCRATCH */
     float *row;             /* The largest single row. */
     const uint8_t **packed; /* Rows to prepare: window + pass_rows or index_topk. */
     /* The list that was prepared last: the first list_count entries of a source of a session, or
@@ -81,7 +81,7 @@ struct cpu_batch {
     const struct cpu_model *model;
     const struct eng_config *config;
     const struct eng_compute *compute;
-    const struct eng_kernels *kernels; /* compute->elementwise */
+    const struct eng_elementwise_ops *kernels; /* compute->kernels->elementwise */
     struct cpu_thread *threads;
     struct cpu_span *spans;
     uint32_t span_count;
@@ -303,6 +303,7 @@ void cpu_attended(struct cpu_batch *batch, uint32_t layer, uint32_t t);
  * a layer's block (nothing for most layers). */
 kv_status cpu_engram_open(const struct eng_model *model, struct cpu_model *own,
                           struct kv_error *err) KV_MUST_CHECK;
+uint64_t cpu_engram_rows(const struct eng_model *model); /* eng_model_engram_rows(). */
 void cpu_engram_start(const struct cpu_batch *batch);
 void cpu_engram(struct cpu_batch *batch, uint32_t layer);
 

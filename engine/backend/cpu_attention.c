@@ -76,8 +76,8 @@ static void load_window(struct cpu_batch *batch, const struct cpu_span *span, ui
         thread->packed[count++] = eng_ring_row(span->session, layer, p);
     for (uint32_t i = 0; i < span->count; i++)
         thread->packed[count++] = own + (size_t)i * bytes;
-    batch->compute->attend->prepare(&span->window, cpu_row_kind(batch, ENG_ROW_WINDOW), 0,
-                                    thread->packed, count);
+    batch->compute->kernels->attend->prepare(&span->window, cpu_row_kind(batch, ENG_ROW_WINDOW), 0,
+                                             thread->packed, count);
     for (uint32_t i = span->count > ring ? span->count - ring : 0; i < span->count; i++)
         memcpy(eng_ring_row(span->session, layer, span->first + i), own + (size_t)i * bytes, bytes);
 }
@@ -120,8 +120,8 @@ static void load_list(struct cpu_batch *batch, uint32_t layer, uint32_t t,
     if (all) count = entries_ahead(batch, layer, t);
     for (uint32_t i = 0; i < count; i++)
         thread->packed[i] = cpu_entry_row(session, source, all ? i : list[i], true);
-    batch->compute->attend->prepare(&thread->list, cpu_row_kind(batch, ENG_ROW_MAIN), 0,
-                                    thread->packed, count);
+    batch->compute->kernels->attend->prepare(&thread->list, cpu_row_kind(batch, ENG_ROW_MAIN), 0,
+                                             thread->packed, count);
     thread->list_session = session;
     thread->list_source = source;
     thread->list_count = count;
@@ -153,7 +153,7 @@ static void attend_row(struct cpu_batch *batch, uint32_t layer, uint32_t t,
     const bool has_list = c->ratio[layer] != 0 && batch->list_count[t] > 0;
 
     if (has_list) load_list(batch, layer, t, thread);
-    batch->compute->attend->attend(
+    batch->compute->kernels->attend->attend(
         &(struct eng_attention_args){
             .q = batch->q + t * width,
             .heads = c->heads,

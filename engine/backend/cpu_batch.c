@@ -230,15 +230,14 @@ kv_status cpu_batch_init(const struct eng_model *model, struct cpu_model *own, s
     batch->owner = model;
     batch->model = own;
     batch->compute = &own->compute;
-    batch->kernels = own->compute.elementwise;
+    batch->kernels = own->compute.kernels->elementwise;
     batch->config = &model->config;
     const size_t bytes = lay_out(model, batch, NULL);
     own->batch_memory = aligned_alloc(64, bytes);
     if (own->batch_memory == NULL)
         return KV_FAIL(err, KV_NOMEM, "scratch of %zu bytes for %u rows", bytes, model->pass_rows);
     (void)lay_out(model, batch, own->batch_memory);
-    own->batch_bytes =
-        bytes + (size_t)eng_pool_threads(own->compute.pool) * ENG_COMPUTE_SCRATCH;
+    own->batch_bytes = bytes + (size_t)eng_pool_threads(own->compute.pool) * ENG_KERNEL_SCRATCH;
     return KV_OK;
 }
 
@@ -386,7 +385,7 @@ void cpu_pack_rows(const struct cpu_batch *batch, const struct eng_pack_args *ar
                    uint32_t last)
 {
     assert(first % ENG_PACK_ROWS == 0);
-    batch->compute->gemm->pack(args, first / ENG_PACK_ROWS, eng_pack_blocks(last));
+    batch->compute->kernels->gemm->pack(args, first / ENG_PACK_ROWS, eng_pack_blocks(last));
 }
 
 void cpu_product(const struct cpu_batch *batch, struct cpu_products *products,

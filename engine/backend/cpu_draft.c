@@ -153,11 +153,11 @@ static uint32_t load_block(struct cpu_batch *batch, uint32_t layer, uint32_t n,
                                     .sliding = true};
     for (uint32_t p = first; p < end; p++)
         thread->packed[p - first] = eng_ring_row(span->session, layer, p);
-    batch->compute->attend->prepare(&span->window, kind, 0, thread->packed, end - first);
+    batch->compute->kernels->attend->prepare(&span->window, kind, 0, thread->packed, end - first);
     for (uint32_t i = 0; i < span->count; i++)
         thread->packed[i] =
             batch->kv_packed + (size_t)(span->row + i) * batch->owner->layout.window_row_bytes;
-    batch->compute->attend->prepare(&span->block, kind, 0, thread->packed, span->count);
+    batch->compute->kernels->attend->prepare(&span->block, kind, 0, thread->packed, span->count);
     return end - first;
 }
 
@@ -172,7 +172,7 @@ static void attend_blocks(struct cpu_batch *batch, const void *arg, uint32_t fir
         const uint32_t context = load_block(batch, layer, n, thread);
         const struct cpu_span *span = &batch->spans[n];
         for (uint32_t t = span->row; t < span->row + span->count; t++) {
-            batch->compute->attend->attend(
+            batch->compute->kernels->attend->attend(
                 &(struct eng_attention_args){
                     .q = batch->q + t * width,
                     .heads = c->heads,

@@ -34,6 +34,12 @@ kv_status cpu_engram_open(const struct eng_model *model, struct cpu_model *own,
                             eng_fetch_resident_bytes(), &own->fetch, err);
 }
 
+uint64_t cpu_engram_rows(const struct eng_model *model)
+{
+    const struct cpu_model *own = model->backend;
+    return own->fetch != NULL ? eng_fetch_rows(own->fetch) : 0;
+}
+
 static void show_rows(const struct cpu_batch *batch, uint32_t index)
 {
     const struct eng_probe *probe = batch->owner->probe;

@@ -107,9 +107,9 @@ static void score_keys(const struct cpu_batch *batch, const struct cpu_tile *til
     const uint32_t t = tile->row + from;
     const size_t width = (size_t)c->index_heads * c->index_dim;
 
-    batch->compute->attend->pack_queries(batch->iq + t * width, rows, c->index_heads, c->index_dim,
-                                         thread->queries);
-    batch->compute->attend->score(
+    batch->compute->kernels->attend->pack_queries(batch->iq + t * width, rows, c->index_heads,
+                                                  c->index_dim, thread->queries);
+    batch->compute->kernels->attend->score(
         &(struct eng_score_args){
             .queries = thread->queries,
             .tokens = rows,

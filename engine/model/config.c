@@ -135,6 +135,7 @@ static void read_dims(struct reader *reader, struct eng_config *config)
     config->o_groups = read_u32(reader, "o_groups", 1, 64);
     config->o_lora = read_u32(reader, "o_lora_rank", 32, 8192);
     config->window = read_u32(reader, "sliding_window", 1, 4096);
+    config->positions = read_u32(reader, "max_position_embeddings", 1, 1u << 31);
     config->index_heads = read_u32(reader, "index_n_heads", 1, 256);
     config->index_dim = read_u32(reader, "index_head_dim", 32, ENG_HEAD_DIM_MAX);
     config->index_topk = read_u32(reader, "index_topk", 1, 4096);
@@ -203,6 +204,8 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     for (uint32_t i = 1; i < config->source_count; i++)
         if (config->source_layers[i] <= config->source_layers[i - 1])
             return "kv_source_layer_ids must ascend";
+    for (uint32_t i = 0; i < config->source_count; i++)
+        if (config->ratio[config->source_layers[i]] == 0) return "a kv source has compress ratio 0";
     for (uint32_t i = 1; i < index_count; i++)
         if (index_layers[i] <= index_layers[i - 1]) return "index_source_layer_ids must ascend";
     const uint32_t last = config->source_layers[config->source_count - 1];
@@ -211,10 +214,7 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     if (last == 0 || last >= config->layers) return "the last kv source must leave an encoder";
     if (config->ratio[last] != 1) return "the last kv source must have compress ratio 1";
     for (uint32_t layer = 0; layer < config->layers; layer++) {
-        if (config->ratio[layer] == 0) {
-            if (eng_config_owns_rows(config, layer)) return "a kv source has compress ratio 0";
-            continue;
-        }
+        if (config->ratio[layer] == 0) continue;
         const uint32_t rows = config->rows_source[layer];
         const uint32_t list = config->index_source[layer];
         if (rows == ENG_NO_SOURCE || list == ENG_NO_SOURCE)
@@ -326,7 +326,7 @@ static void read_engram(struct reader *reader, struct eng_config *config)
 static void read_draft(struct reader *reader, struct eng_config *config)
 {
     if (config->draft_stages == 0) return;
-    config->draft_block = read_u32(reader, "dspark_block_size", 1, ENG_DRAFT_BLOCK_MAX);
+    config->draft_block = read_u32(reader, "dspark_block_size", 1, KV_DRAFT_BLOCK_MAX);
     config->draft_noise = read_u32(reader, "dspark_noise_token_id", 0, config->vocab - 1);
     config->draft_rank = read_u32(reader, "dspark_markov_rank", 32, 4096);
     config->draft_experts = read_u32(reader, "dspark_n_routed_experts", 1, 1024);
@@ -426,6 +426,7 @@ kv_status eng_config_layout(const struct eng_config *config, uint32_t spare_toke
 {
     struct kv_layout layout = {
         .vocab_tokens = config->vocab,
+        .context_tokens = KV_MIN(config->positions, KV_PROMPT_TOKENS_MAX),
         .window_tokens = config->window,
         .spare_tokens = spare_tokens,
         .encoder_layers = config->encoder_layers,

@@ -22,14 +22,14 @@
 #define ENG_ENGRAM_MAX 8u
 #define ENG_ENGRAM_ORDERS_MAX 3u /* n-grams of 2, 3 and 4 tokens */
 #define ENG_ENGRAM_HEADS_MAX 32u
-#define ENG_DRAFT_BLOCK_MAX KV_DRAFT_BLOCK_MAX
 #define ENG_NO_SOURCE 0xffffffffu
 #define ENG_LAYERS_MAX (KV_LAYERS_MAX + KV_DRAFT_STAGES_MAX)
 
 struct eng_config {
     char name[64];
     uint32_t eos, image_id;
-    uint32_t pad; /* engram_pad_token_id, or else pad_token_id */
+    uint32_t pad;       /* engram_pad_token_id, or else pad_token_id */
+    uint32_t positions; /* max_position_embeddings; the layout has the limit that holds. */
     uint32_t vocab, hidden, layers, encoder_layers, window;
     uint32_t heads, head_dim, rope_dim, q_lora, o_groups, o_lora;
     uint32_t index_heads, index_dim, index_topk;

@@ -7,7 +7,7 @@
 
 /* Model and prompt. */
 #define KV_PAGE_TOKENS 128u
-#define KV_PROMPT_TOKENS_MAX 1048576u /* The model's maximum position. */
+#define KV_PROMPT_TOKENS_MAX 1048576u /* A model may allow fewer: kv_layout.context_tokens. */
 #define KV_PAGES_PER_SESSION_MAX (KV_PROMPT_TOKENS_MAX / KV_PAGE_TOKENS)
 #define KV_SOURCES_MAX 8u /* Layers that own rows. */
 #define KV_LAYERS_MAX 64u

@@ -34,6 +34,7 @@ static kv_status check_fields(const struct kv_layout *layout, struct kv_error *e
         uint64_t value, min, max;
     } ranges[] = {
         {"vocab_tokens", layout->vocab_tokens, 2, VOCAB_TOKENS_MAX},
+        {"context_tokens", layout->context_tokens, 1, KV_PROMPT_TOKENS_MAX},
         {"window_tokens", layout->window_tokens, 1, WINDOW_TOKENS_MAX},
         {"spare_tokens", layout->spare_tokens, KV_SPARE_TOKENS_MIN, KV_SPARE_TOKENS_MAX},
         {"encoder_layers", layout->encoder_layers, 1, KV_LAYERS_MAX},

@@ -40,8 +40,9 @@ struct kv_source {
 
 struct kv_layout {
     uint32_t vocab_tokens;
-    uint32_t window_tokens; /* 128; 16 for tiny. */
-    uint32_t spare_tokens;  /* Rows kept beyond the window, so that a cut of that many is exact. */
+    uint32_t context_tokens; /* Most tokens of a session. */
+    uint32_t window_tokens;  /* 128; 16 for tiny. */
+    uint32_t spare_tokens;   /* Rows kept beyond the window, so that a cut of that many is exact. */
     uint32_t encoder_layers;
     uint32_t decoder_layers;
     uint32_t draft_stages;

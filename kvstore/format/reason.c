@@ -122,7 +122,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(TOKEN_OUT_OF_VOCAB, INVALID_ARGUMENT,
            "A token id is not below the model's vocabulary size.",
            "Use the tokenizer of this model; OpenSession names vocab_tokens."),
-    REASON(PROMPT_TOO_LONG, OUT_OF_RANGE, "The whole prompt is longer than 1048576 tokens.",
+    REASON(PROMPT_TOO_LONG, OUT_OF_RANGE, "The whole prompt is longer than the model's context.",
            "Shorten or compact the conversation."),
     REASON(STABLE_TOKENS_INVALID, INVALID_ARGUMENT, "stable_tokens lies beyond the prompt.",
            "Name a position inside the prompt, or 0 for its end."),

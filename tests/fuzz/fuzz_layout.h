@@ -9,6 +9,7 @@ static inline struct kv_layout fuzz_layout(void)
 {
     struct kv_layout layout = {
         .vocab_tokens = 512,
+        .context_tokens = KV_PROMPT_TOKENS_MAX,
         .window_tokens = 8,
         .spare_tokens = 4,
         .encoder_layers = 2,

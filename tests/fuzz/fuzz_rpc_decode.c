@@ -84,10 +84,12 @@ static void check_accepted(const struct request *req)
         EXPECT(in->u.advance.ms >= 1 && in->u.advance.ms <= 365ull * 24 * 3600 * 1000);
 }
 
+static const struct rpc_about about = {
+    .version = "v", .commit = "c", .vocab_tokens = VOCAB, .context_tokens = KV_PROMPT_TOKENS_MAX};
+
 /* An empty answer to what was accepted, and the details of what was not, can be packed. */
 static void check_answer(struct request *req)
 {
-    const struct rpc_about about = {.version = "v", .commit = "c", .vocab_tokens = VOCAB};
     struct rpc_snapshot snapshot = {0};
     if (req->out.failure.failed) {
         EXPECT(kv_reason_info(req->out.failure.reason)->grpc_code != 0);
@@ -114,7 +116,7 @@ static bool try(struct request *req, enum request_method method, const uint8_t *
     }
     *req = (struct request){.method = method, .arena = kv_arena_create(ARENA_MAX)};
     EXPECT(req->arena != NULL);
-    const bool ok = rpc_decode(req, (struct rpc_pieces){pieces, count}, VOCAB);
+    const bool ok = rpc_decode(req, (struct rpc_pieces){pieces, count}, &about);
     EXPECT(ok != req->out.failure.failed);
     if (ok) check_accepted(req);
     return ok;

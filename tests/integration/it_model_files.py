@@ -7,167 +7,29 @@ must leave with code 7 and print what the table says.  The daemon, if it runs th
 refuse to start with the same words.  Then single flipped bytes of a header.
 """
 
-import json
 import os
 import random
 import re
 import shutil
 import struct
-import subprocess
-import time
 
 import daemon as d
 import grpc
-
-CACHECTL = os.path.join(d.BUILD, "tools", "cachectl")
-MKMODEL = os.path.join(d.BUILD, "tools", "mkmodel")
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-IDS = "engram_ids.bin"
-CONFIG = "config.json"
-FIRST = "model-00001-of-00003.safetensors"
-SECOND = "model-00002-of-00003.safetensors"
-
-
-# ---- Doing damage: each returns a function of the model's directory. ----
-
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
-
-
-def write(path, data):
-    with open(path, "wb") as f:
-        f.write(data)
-
-
-def split(path):
-    whole = read(path)
-    count = struct.unpack("<Q", whole[:8])[0]
-    return whole[8:8 + count], whole[8 + count:]
-
-
-def join(path, header, data):
-    write(path, struct.pack("<Q", len(header)) + header + data)
-
-
-def replaced(text, old, new, what):
-    assert text.count(old) >= 1, f"{what}: no {old!r}"
-    return text.replace(old, new, 1)
-
-
-def header(old, new, name=SINGLE):
-    """The first `old` of the header's text becomes `new`."""
-    def damage(directory):
-        path = os.path.join(directory, name)
-        text, data = split(path)
-        join(path, replaced(text, old.encode(), new.encode(), name), data)
-    return damage
-
-
-def entries(change, name=SINGLE, data_change=None):
-    """`change` edits the parsed header."""
-    def damage(directory):
-        path = os.path.join(directory, name)
-        text, data = split(path)
-        parsed = json.loads(text)
-        parsed = change(parsed) or parsed
-        join(path, json.dumps(parsed, separators=(",", ":")).encode(),
-             data_change(data) if data_change else data)
-    return damage
-
-
-def config(old, new):
-    def damage(directory):
-        path = os.path.join(directory, CONFIG)
-        write(path, replaced(read(path), old.encode(), new.encode(), CONFIG))
-    return damage
-
-
-def index(change):
-    def damage(directory):
-        path = os.path.join(directory, INDEX)
-        parsed = json.loads(read(path))
-        parsed = change(parsed) or parsed
-        write(path, json.dumps(parsed).encode())
-    return damage
-
-
-def text(name, data):
-    return lambda directory: write(os.path.join(directory, name), data)
-
-
-def whole(change, name=SINGLE):
-    """`change` gets and gives the bytes of a file."""
-    def damage(directory):
-        path = os.path.join(directory, name)
-        write(path, change(read(path)))
-    return damage
-
-
-def value(tensor, at, new, name=SINGLE):
-    """Bytes of one tensor's data."""
-    def damage(directory):
-        path = os.path.join(directory, name)
-        head, data = split(path)
-        begin = json.loads(head)[tensor]["data_offsets"][0] + at
-        join(path, head, data[:begin] + new + data[begin + len(new):])
-    return damage
-
-
-def without(tensor):
-    """The tensor is gone, data and all."""
-    def damage(directory):
-        path = os.path.join(directory, SINGLE)
-        head, data = split(path)
-        parsed = json.loads(head)
-        begin, end = parsed.pop(tensor)["data_offsets"]
-        for entry in parsed.values():
-            if entry["data_offsets"][0] >= end:
-                entry["data_offsets"] = [x - (end - begin) for x in entry["data_offsets"]]
-        join(path, json.dumps(parsed).encode(), data[:begin] + data[end:])
-    return damage
-
-
-def added(tensor, dtype="I8"):
-    """One tensor more, of four bytes."""
-    def damage(directory):
-        path = os.path.join(directory, SINGLE)
-        head, data = split(path)
-        parsed = json.loads(head)
-        parsed[tensor] = {"dtype": dtype, "shape": [4], "data_offsets": [len(data), len(data) + 4]}
-        join(path, json.dumps(parsed).encode(), data + bytes(4))
-    return damage
-
-
-def ids(change):
-    def damage(directory):
-        path = os.path.join(directory, IDS)
-        values = list(struct.unpack("<512i", read(path)))
-        values = change(values) or values
-        write(path, struct.pack(f"<{len(values)}i", *values))
-    return damage
-
-
-def put(values, at, new):
-    values[at] = new
-
-
-def retag(parsed, tensor, **fields):
-    parsed[tensor].update(fields)
-
-
-def removed(name):
-    return lambda directory: os.unlink(os.path.join(directory, name))
-
-
-def moved(parsed, tensor, shard):
-    parsed["weight_map"][tensor] = shard
-
+from damage import (CONFIG, FIRST, IDS, INDEX, SECOND, SINGLE, added, config, copy_of, entries,
+                    header, ids, index, make, moved, put, read, removed, retag, text, value, verify, whole,
+                    without)
 
 EMBED = '"embed.weight":{"dtype":"BF16","shape":[512,128],"data_offsets":[0,131072]}'
 NAN16, INF32 = b"\xc0\x7f", struct.pack("<f", float("inf"))
 DEEP = b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"
+
+CONTEXT = r"max_position_embeddings must be "
+
+
+def context(positions):
+    name = '"max_position_embeddings": '
+    return config(name + "1048576", name + positions)
+
 
 # (what, model, damage, expected in the sentence).  `plain`: without Engram and drafting.
 TABLE = [
@@ -186,7 +48,7 @@ TABLE = [
      r"header of 18446744073709551608 bytes"),
     ("header length 0", "plain", whole(lambda b: bytes(8) + b[8:]), r"header at byte 0"),
     ("header length too short", "tiny", whole(lambda b: struct.pack("<Q", 100) + b[8:]),
-     r"header at byte \d+, tensor head\.weight"),
+     r"header at byte \d+, tensor embed\.weight"),
     ("header length 32 MiB + 1", "tiny",
      whole(lambda b: struct.pack("<Q", (32 << 20) + 1) + b[8:] + bytes(40 << 20)),
      r"header of 33554433 bytes, expected at most 33554432"),
@@ -214,7 +76,7 @@ TABLE = [
      r"tensor embed\.weight: expected dtype, shape and data_offsets"),
     ("entry is a number", "tiny", header(EMBED, '"embed.weight":7'),
      r"tensor embed\.weight: expected dtype, shape and data_offsets"),
-    ("metadata of numbers", "tiny", header('{"embed', '{"__metadata__":{"a":1},"embed'),
+    ("metadata of numbers", "tiny", header('{"made_by":"mkmodel"}', '{"made_by":1}'),
      r"__metadata__ must be an object of strings"),
     # Dtypes and shapes.
     ("unknown dtype", "plain", header('"BF16"', '"BF17"'), r'tensor embed\.weight: unknown dtype "BF17"'),
@@ -290,6 +152,12 @@ TABLE = [
      r"tensor layers\.0\.ffn\.gate\.weight: expected BF16 \[7,128\], found BF16 \[8,128\]"),
     ("config with another rank", "tiny", config('"dspark_markov_rank": 32', '"dspark_markov_rank": 64'),
      r"tensor mtp\.2\.markov_head\.embed\.weight: expected BF16 \[512,64\]"),
+    ("context of 0", "plain", context("0"), CONTEXT + r"1 to 2147483648, found 0"),
+    ("negative context", "tiny", context("-1"), CONTEXT + r"1 to 2147483648, found -1"),
+    ("context beyond 2^31", "tiny", context("2147483649"), CONTEXT + r"1 to 2147483648, found 2147483649"),
+    ("context in words", "tiny", context('"1M"'), CONTEXT + r"an integer"),
+    ("no context", "tiny", config('"max_position_embeddings": 1048576,', ''),
+     r"field max_position_embeddings is missing"),
     ("config without drafting", "tiny", lambda p: (
         config('"num_nextn_predict_layers": 3', '"num_nextn_predict_layers": 0')(p),
         config("1, 0, 0, 0]", "1]")(p)), r"tensor mtp\.0\S+ is not part of this model"),
@@ -352,18 +220,6 @@ TABLE = [
 ]
 
 
-def verify(directory):
-    return subprocess.run([CACHECTL, "model", "verify", directory], capture_output=True, text=True,
-                          timeout=60, check=False)
-
-
-def make(directory, *options):
-    done = subprocess.run([MKMODEL, "--seed", "3", *options, directory], capture_output=True,
-                          text=True, check=False)
-    d.equal(done.returncode, 0, f"mkmodel {options}: {done.stderr}")
-    return directory
-
-
 def test_good(models):
     for name, directory in models.items():
         got = verify(directory)
@@ -380,50 +236,11 @@ def test_good(models):
     d.equal(verify(small).returncode, 0, "small, with its 8166 compressed ids")
     shutil.rmtree(small)
     # What a text engine has no use for is not in its way.
-    copy = os.path.join(d.scratch(), "vision")
-    shutil.copytree(models["tiny"], copy)
+    copy = copy_of(models["tiny"])
     for tensor in ("vision.blocks.0.norm1.weight", "aligner.w1.bias", "image_start",
                    "mtp.1.embed.weight", "mtp.2.head.weight"):
         added(tensor)(copy)
     d.equal(verify(copy).returncode, 0, "vision tensors are passed over")
-
-
-def untimed(answer):
-    """Without the seconds it took."""
-    text, count = re.subn(r", [0-9.]+ s\n$", "\n", answer)
-    assert count == 1, answer
-    return text
-
-
-def test_made_again():
-    """Into a directory with another model: nothing of that one stays; what fails leaves no model."""
-    directory = os.path.join(d.scratch(), "again")
-    for options in (("--shards", "4"), ("--shards", "2"), ("--plain",), ("--shards", "3"), ()):
-        fresh = make(os.path.join(d.scratch(), "fresh"), *options)
-        make(directory, *options)
-        d.equal(sorted(os.listdir(directory)), sorted(os.listdir(fresh)), f"files of {options}")
-        d.equal(untimed(verify(directory).stdout), untimed(verify(fresh).stdout),
-                f"model of {options}")
-    make(directory, "--shards", "2")
-    blocked = os.path.join(directory, "model-00002-of-00003.safetensors.tmp")
-    os.mkdir(blocked)
-    done = subprocess.run([MKMODEL, "--shards", "3", directory], capture_output=True, text=True,
-                          check=False)
-    d.equal((done.returncode, done.stderr),
-            (1, f"mkmodel: {blocked}: Is a directory\n"), "a shard that cannot be written")
-    d.check(not os.path.exists(os.path.join(directory, CONFIG)), "no config.json of the earlier run")
-    process = subprocess.Popen([MKMODEL, "--config", "small", directory], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)
-    part = os.path.join(directory, "model.safetensors.tmp")
-    while process.poll() is None and not os.path.exists(part):
-        time.sleep(0.01)
-    process.terminate()
-    talk = process.communicate(timeout=60)[1]
-    d.equal((process.returncode, talk), (1, "mkmodel: interrupted\n"), "a mkmodel that is ended")
-    d.check(not os.path.exists(part), "no half of a file is left")
-    for wrong in ((), ("--out", directory), ("--model", "tiny", directory), (directory, "more")):
-        d.equal(subprocess.run([MKMODEL, *wrong], capture_output=True, check=False).returncode, 2,
-                f"mkmodel {wrong}")
 
 
 def test_table(models):
@@ -432,9 +249,7 @@ def test_table(models):
     d.check(runs["plain"], "the daemon runs the plain model")
     d.check(len(TABLE) >= 60, f"{len(TABLE)} malformed models")
     for what, base, damage, expected in TABLE:
-        copy = os.path.join(d.scratch(), "model")
-        shutil.copytree(models[base], copy)
-        damage(copy)
+        copy = copy_of(models[base], damage)
         got = verify(copy)
         said = got.stderr.strip()
         code = 3 if what == "config missing" else 7
@@ -488,8 +303,7 @@ def answer(server, user, prompt):
 def test_shrinks(models):
     """Weights cut off under a daemon: the right answer or none, and the daemon is there to say so."""
     for base in models:
-        copy = os.path.join(d.scratch(), "model")
-        shutil.copytree(models[base], copy)
+        copy = copy_of(models[base])
         server = daemon_of(copy)
         try:
             server.start()
@@ -515,14 +329,15 @@ def test_shrinks(models):
 def test_flips(models):
     """One flipped byte anywhere in a header: refused, and a tensor is named."""
     rng = random.Random(7)
-    copy = os.path.join(d.scratch(), "model")
-    shutil.copytree(models["tiny"], copy)
+    copy = copy_of(models["tiny"])
     path = os.path.join(copy, SINGLE)
     good = read(path)
     end = 8 + struct.unpack("<Q", good[:8])[0]
-    # The spaces that round the length up belong to no tensor and may be others.
+    # The spaces that round the length up belong to no tensor and may be others, and so do the words
+    # of the metadata.
+    begin = good.index(b'"embed.weight"')
     end = len(good[:end].rstrip(b" "))
-    places = list(range(8, 8 + 80)) + [rng.randrange(8, end) for _ in range(80)]
+    places = list(range(begin, begin + 80)) + [rng.randrange(begin, end) for _ in range(80)]
     for at in places:
         bit = 1 << rng.randrange(8)
         with open(path, "r+b") as f:
@@ -546,7 +361,6 @@ def main():
         "shards": make(os.path.join(root, "shards"), "--config", "tiny", "--shards", "3"),
     }
     test_good(models)
-    test_made_again()
     test_table(models)
     test_shrinks(models)
     test_flips(models)

@@ -220,7 +220,7 @@ def run_instruction_sets(runs):
     for isa in ("portable", "avx2", "avx512", "amx"):
         got = runs.call("--isa", isa)
         if got.returncode != 0:
-            check("this machine has no " + isa in got.stderr, got.stderr)
+            check("kernels '%s' cannot be used: " % isa in got.stderr, got.stderr)
             continue
         dump = runs.dump("--isa", isa)
         equal(dump.meta["isa"], isa, "meta")
@@ -346,7 +346,7 @@ def run_interrupted(runs):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     talk = process.communicate(timeout=60)[1]
-    check(process.returncode == 1 and "interrupted" in talk, talk)
+    check(process.returncode == 130 and "interrupted" in talk, talk)
     for name in (out, out + ".part"):
         check(not os.path.exists(name), "an interrupted run leaves no " + name)
 

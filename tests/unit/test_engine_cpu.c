@@ -36,8 +36,10 @@ static void test_kernel_variants(void)
         w[i] = 1 + random_float(&state);
 
     float want[8][4 * DIM];
-    for (unsigned v = 0; eng_kernels_at(v) != NULL; v++) {
-        const struct eng_kernels *k = eng_kernels_at(v);
+    for (enum eng_isa isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
+        const struct eng_kernel_set *set = eng_kernels_of(isa, false);
+        if (set == NULL) continue;
+        const struct eng_elementwise_ops *k = set->elementwise;
         float got[8][4 * DIM] = {{0}};
         uint8_t *packed = (uint8_t *)got[7];
         k->attend(&(struct eng_attend_args){.q = q,
@@ -62,7 +64,7 @@ static void test_kernel_variants(void)
         k->window_row(q, DIM, packed);
         k->main_row(x, DIM, packed + 100);
         k->index_row(x, DIM, packed + 200);
-        if (v == 0) memcpy(want, got, sizeof(want));
+        if (isa == ENG_ISA_PORTABLE) memcpy(want, got, sizeof(want));
         EXPECT_EQ_MEM(got, want, sizeof(want));
     }
 }
@@ -92,7 +94,8 @@ static void test_attend_is_softmax(void)
         for (int i = 0; i < DIM; i++)
             want[i] += p * (double)key[i];
     }
-    eng_kernels_at(0)->attend(&(struct eng_attend_args){.q = q,
+    eng_kernels_of(ENG_ISA_AUTO, false)
+        ->elementwise->attend(&(struct eng_attend_args){.q = q,
                                                         .heads = 1,
                                                         .dim = DIM,
                                                         .scale = 0.25f,

@@ -131,7 +131,7 @@ static void test_header(void)
     refuse_header("\"layers.3.attn.wkv.weight\"", "\"layers.3.attn.wkx.weight\"",
                   "layers.3.attn.wkv.weight is missing");
     refuse_header("\"dtype\":\"F8_E4M3\"", "\"dtype\":\"I8\"", "expected F8_E4M3");
-    refuse_header("{\"embed", "[{\"embed", "header");
+    refuse_header("{\"__metadata__", "[{\"__metadata__", "header");
     refuse_header("\"dtype\":\"BF16\",", "", "dtype, shape and data_offsets");
     refuse_header("\"dtype\":\"BF16\",", "\"x\":1,\"dtype\":\"BF16\",", "dtype, shape and");
 }
@@ -166,14 +166,14 @@ static void test_extra_tensor(void)
     const size_t data_bytes = weights_bytes - 8 - header_bytes;
     char entry[160];
     (void)snprintf(entry, sizeof(entry),
-                   "{\"mtp.0.x\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[%zu,%zu]},"
+                   "\"mtp.0.x\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[%zu,%zu]},"
                    "\"embed.weight\"",
                    data_bytes, data_bytes + 4);
     char *header = calloc(1, header_bytes + 1);
     size_t bytes = 0;
     EXPECT(header != NULL);
     memcpy(header, weights + 8, header_bytes);
-    char *text = edit(header, header_bytes, "{\"embed.weight\"", entry, &bytes);
+    char *text = edit(header, header_bytes, "\"embed.weight\"", entry, &bytes);
     uint8_t *file = calloc(1, 8 + bytes + data_bytes + 4);
     EXPECT(file != NULL);
     kv_store64(file, bytes);

@@ -15,6 +15,12 @@ static const struct eng_config real_config = {
     .engram_compressed = 99092,
 };
 
+static void init_hashes(const struct eng_config *config, struct eng_engram_hash hashes[2])
+{
+    for (uint32_t i = 0; i < 2; i++)
+        eng_engram_hash_init(&hashes[i], config, i);
+}
+
 static void numpy_numbers(void)
 {
     for (size_t i = 0; i < KV_ARRAY_COUNT(numpy_cases); i++) {
@@ -36,8 +42,7 @@ static void real_constants(void)
     static const uint64_t rows[2] = {384006168, 384016682};
     struct eng_engram_hash hashes[2];
 
-    for (uint32_t i = 0; i < 2; i++)
-        eng_engram_hash_init(&hashes[i], &real_config, i);
+    init_hashes(&real_config, hashes);
     for (int i = 0; i < 2; i++) {
         EXPECT_EQ_U32(hashes[i].columns, 24);
         for (int s = 0; s < 4; s++)
@@ -51,15 +56,19 @@ static void real_constants(void)
     }
 }
 
-static void rows_of(const struct eng_engram_ids *ids, const struct eng_engram_hash *hash,
-                    const uint32_t *tokens, uint32_t position, uint64_t *ret_rows)
+/* The rows of the token at `position` are `want`, one per column. */
+static void expect_rows(const struct eng_engram_ids *ids, const struct eng_engram_hash *hash,
+                        const uint32_t *tokens, uint32_t position, const uint64_t *want)
 {
+    uint64_t rows[ENG_ENGRAM_COLUMNS_MAX];
     uint32_t newest_first[ENG_NGRAM_MAX], context[ENG_NGRAM_MAX];
     const uint32_t known = KV_MIN(position + 1, hash->max_ngram);
     for (uint32_t s = 0; s < known; s++)
         newest_first[s] = tokens[position - s];
     eng_engram_context(ids, newest_first, known, hash->max_ngram, context);
-    eng_engram_rows(hash, context, ret_rows);
+    eng_engram_rows(hash, context, rows);
+    for (uint32_t c = 0; c < hash->columns; c++)
+        EXPECT_EQ_U64(rows[c], want[c]);
 }
 
 /* As NumPy's int64 computes them from the real constants; compressed id = id mod 99,092. */
@@ -99,15 +108,10 @@ static void real_rows(void)
 
     for (uint32_t i = 0; i < 129280; i++)
         compressed[i] = i % 99092;
-    for (uint32_t i = 0; i < 2; i++)
-        eng_engram_hash_init(&hashes[i], &real_config, i);
+    init_hashes(&real_config, hashes);
     for (int layer = 0; layer < 2; layer++)
-        for (int n = 0; n < 4; n++) {
-            uint64_t rows[ENG_ENGRAM_COLUMNS_MAX];
-            rows_of(&ids, &hashes[layer], tokens, positions[n], rows);
-            for (int c = 0; c < 24; c++)
-                EXPECT_EQ_U64(rows[c], want[layer][n][c]);
-        }
+        for (int n = 0; n < 4; n++)
+            expect_rows(&ids, &hashes[layer], tokens, positions[n], want[layer][n]);
 }
 
 /* The toy's table: bytes fold to lower case, every other id stays alone. */
@@ -172,17 +176,13 @@ static void tiny_rows(void)
 
     tiny_ids(compressed);
     ids.pad = compressed[2];
-    for (uint32_t i = 0; i < 2; i++)
-        eng_engram_hash_init(&hashes[i], &config, i);
+    init_hashes(&config, hashes);
+    EXPECT_EQ_U32(hashes[0].columns, 6);
     EXPECT_EQ_U64(hashes[0].primes[0], 257);
     EXPECT_EQ_U64(hashes[0].primes[1], 263);
     for (int layer = 0; layer < 2; layer++)
-        for (uint32_t p = 0; p < 14; p++) {
-            uint64_t rows[ENG_ENGRAM_COLUMNS_MAX];
-            rows_of(&ids, &hashes[layer], tokens, p, rows);
-            for (int c = 0; c < 6; c++)
-                EXPECT_EQ_U64(rows[c], want[layer][p][c]);
-        }
+        for (uint32_t p = 0; p < 14; p++)
+            expect_rows(&ids, &hashes[layer], tokens, p, want[layer][p]);
 }
 
 int main(void)

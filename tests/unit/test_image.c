@@ -161,6 +161,7 @@ static void test_cut_by_definition(void)
 int main(void)
 {
     layout = (struct kv_layout){.vocab_tokens = 512,
+                                .context_tokens = KV_PROMPT_TOKENS_MAX,
                                 .window_tokens = 16,
                                 .spare_tokens = 16,
                                 .encoder_layers = 8,

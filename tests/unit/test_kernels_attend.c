@@ -142,8 +142,9 @@ static void check(const struct setting *c, enum eng_row_kind window_kind,
     for (uint32_t h = 0; h < c->heads; h++)
         sink[h] = 2 * draw_float();
     for (unsigned isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
-        const struct eng_attend_ops *ops = eng_attend_of((enum eng_isa)isa);
-        if (ops == NULL) continue;
+        const struct eng_kernel_set *set = eng_kernels_of((enum eng_isa)isa, false);
+        if (set == NULL) continue;
+        const struct eng_attend_ops *ops = set->attend;
         struct eng_rows window = prepare(ops, &w, 0, WINDOW_MAX, true, WINDOW_MAX);
         struct eng_rows list = prepare(ops, &l, 0, c->list, c->window % 2 == 1, LIST_MAX);
         run(ops, c, &window, c->first, &list, q, sink, o);
@@ -206,8 +207,9 @@ static void check_scores(uint32_t tokens, uint32_t heads, uint32_t dim, uint32_t
     for (uint32_t i = 0; i < tokens * heads; i++)
         weights[i] = draw_float();
     for (unsigned isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
-        const struct eng_attend_ops *ops = eng_attend_of((enum eng_isa)isa);
-        if (ops == NULL) continue;
+        const struct eng_kernel_set *set = eng_kernels_of((enum eng_isa)isa, false);
+        if (set == NULL) continue;
+        const struct eng_attend_ops *ops = set->attend;
         ops->pack_queries(q.values, tokens, heads, dim, queries);
         ops->score(&(struct eng_score_args){.queries = queries,
                                             .tokens = tokens,

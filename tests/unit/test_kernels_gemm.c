@@ -4,8 +4,8 @@
  * a planted error is seen by the same comparison.
  */
 
-#include "engine/backend/kernels.h"
 #include "engine/backend/kernels/compute.h"
+#include "engine/backend/kernels/elementwise.h"
 #include "engine/model/quant.h"
 #include "tests/harness.h"
 #include "tests/unit/kernels_draw.h"
@@ -64,14 +64,14 @@ static void product(enum eng_isa isa, const struct eng_matrix *m, const float *x
                     uint32_t rows, bool round, float *y)
 {
     void *packed = take(eng_packed_bytes(rows, m->k));
-    void *scratch = take(ENG_GEMM_SCRATCH);
+    void *scratch = take(ENG_KERNEL_SCRATCH);
     const struct eng_pack_args pack = {
         .x = x + (size_t)first * m->k, .x_stride = m->k, .rows = rows, .k = m->k, .packed = packed};
     const struct eng_gemm_args gemm = {
         .matrix = m, .packed = packed, .rows = rows, .y = y, .y_stride = m->n, .round_bf16 = round};
 
-    eng_gemm_of(isa)->pack(&pack, 0, UINT32_MAX);
-    eng_gemm_of(isa)->gemm(&gemm, 0, UINT32_MAX, scratch);
+    eng_kernels_of(isa, false)->gemm->pack(&pack, 0, UINT32_MAX);
+    eng_kernels_of(isa, false)->gemm->gemm(&gemm, 0, UINT32_MAX, scratch);
     free(packed);
     free(scratch);
 }
@@ -250,11 +250,12 @@ static void test_pack(void)
         x[i] = eng_bf16_round(ldexpf(draw_float(), (int)(draw() % 60) - 40));
     for (uint32_t i = 0; i < COUNT; i++) {
         index[i] = draw() % ROWS;
-        eng_kernels_base.quantize(x + (size_t)index[i] * K, K, quantized + (size_t)i * K);
+        eng_elementwise_base.quantize(x + (size_t)index[i] * K, K, quantized + (size_t)i * K);
     }
     for (unsigned isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
-        const struct eng_gemm_ops *ops = eng_gemm_of((enum eng_isa)isa);
-        if (ops == NULL) continue;
+        const struct eng_kernel_set *set = eng_kernels_of((enum eng_isa)isa, false);
+        if (set == NULL) continue;
+        const struct eng_gemm_ops *ops = set->gemm;
         memset(got, 0, bytes);
         memset(want, 0, bytes);
         ops->pack(&(struct eng_pack_args){.x = x,

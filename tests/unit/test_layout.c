@@ -9,6 +9,7 @@ static struct kv_layout tiny(void)
 {
     struct kv_layout layout = {
         .vocab_tokens = 512,
+        .context_tokens = KV_PROMPT_TOKENS_MAX,
         .window_tokens = 16,
         .spare_tokens = 16,
         .encoder_layers = 8,
@@ -29,6 +30,7 @@ static struct kv_layout real(void)
 {
     struct kv_layout layout = {
         .vocab_tokens = 129280,
+        .context_tokens = KV_PROMPT_TOKENS_MAX,
         .window_tokens = 128,
         .spare_tokens = 16,
         .encoder_layers = 20,
@@ -98,6 +100,7 @@ static void test_base(void)
 static void test_window_only_model(void)
 {
     struct kv_layout layout = {.vocab_tokens = 512,
+                               .context_tokens = KV_PROMPT_TOKENS_MAX,
                                .window_tokens = 4096,
                                .spare_tokens = 4,
                                .encoder_layers = 10,
@@ -127,6 +130,8 @@ static void test_refusals(void)
 {
     REFUSE(vocab_tokens = 0, "vocab_tokens");
     REFUSE(vocab_tokens = 1u << 31, "vocab_tokens");
+    REFUSE(context_tokens = 0, "context_tokens");
+    REFUSE(context_tokens = KV_PROMPT_TOKENS_MAX + 1, "context_tokens must be 1 to 1048576");
     REFUSE(window_tokens = 0, "window_tokens");
     REFUSE(window_tokens = UINT32_MAX, "window_tokens");
     REFUSE(spare_tokens = 3, "spare_tokens");

@@ -9,6 +9,7 @@
 #include "engine/model/config.h"
 #include "engine/model/primes.h"
 #include "engine/model/tensors.h"
+#include "kvstore/base/bytes.h"
 #include "tests/harness.h"
 
 #include <stdlib.h>
@@ -141,11 +142,9 @@ static void test_primes(void)
     EXPECT_EQ_U32(primes[0] + primes[1] + primes[2] + primes[7], 2 + 3 + 5 + 19);
 }
 
-/* Every edit of the text `from` must be refused with a sentence that has `word` in it. */
-static void refuse(const char *from, const char *to, const char *word)
+/* The config of tiny with the first `from` turned into `to`. */
+static char *edit(const char *from, const char *to)
 {
-    struct eng_config config;
-    struct kv_error err = {0};
     char *text = read_text("tiny");
     char *at = strstr(text, from);
     EXPECT(at != NULL);
@@ -154,19 +153,62 @@ static void refuse(const char *from, const char *to, const char *word)
     memcpy(edited, text, (size_t)(at - text));
     memcpy(edited + (at - text), to, strlen(to));
     memcpy(edited + (at - text) + strlen(to), at + strlen(from), strlen(at + strlen(from)));
+    free(text);
+    return edited;
+}
+
+/* Every edit of the text `from` must be refused with a sentence that has `word` in it. */
+static void refuse(const char *from, const char *to, const char *word)
+{
+    struct eng_config config;
+    struct kv_error err = {0};
+    char *edited = edit(from, to);
     const kv_status status = eng_config_parse("c.json", edited, strlen(edited), &config, &err);
     if (status != KV_INVALID || strstr(err.text, word) == NULL)
         (void)fprintf(stderr, "wanted \"%s\", got %d \"%s\"\n", word, (int)status, err.text);
     EXPECT(status == KV_INVALID);
     EXPECT(strstr(err.text, word) != NULL);
     free(edited);
-    free(text);
 }
 
 static void test_head_dim(void)
 {
     refuse("\"head_dim\": 64", "\"head_dim\": 544", "head_dim must be 32 to 512, found 544");
     refuse("\"head_dim\": 64", "\"head_dim\": 1024", "head_dim must be 32 to 512, found 1024");
+}
+
+static void test_context(void)
+{
+    static const struct {
+        const char *to;
+        uint32_t positions, context;
+    } good[] = {{"1", 1, 1},
+                {"1048575", 1048575, 1048575},
+                {"1048577", 1048577, 1048576},
+                {"2147483648", 2147483648u, 1048576}};
+    static const struct {
+        const char *to, *word;
+    } bad[] = {
+        {": 0", "max_position_embeddings must be 1 to 2147483648, found 0"},
+        {": -1", "max_position_embeddings must be 1 to 2147483648, found -1"},
+        {": 2147483649", "max_position_embeddings must be 1 to 2147483648, found 2147483649"},
+        {": \"1048576\"", "max_position_embeddings must be an integer"},
+        {": 1048576.0", "max_position_embeddings must be an integer"},
+        {": null", "max_position_embeddings must be an integer"},
+        {"2\": 7", "field max_position_embeddings is missing"},
+    };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(good); i++) {
+        struct eng_config config;
+        struct kv_layout layout;
+        char *text = edit("1048576", good[i].to);
+        EXPECT(eng_config_parse("c.json", text, strlen(text), &config, NULL) == KV_OK);
+        EXPECT_EQ_U32(config.positions, good[i].positions);
+        EXPECT(eng_config_layout(&config, 16, &layout, NULL) == KV_OK);
+        EXPECT_EQ_U32(layout.context_tokens, good[i].context);
+        free(text);
+    }
+    for (size_t i = 0; i < KV_ARRAY_COUNT(bad); i++)
+        refuse(bad[i].to[0] == ':' ? ": 1048576" : "\": 1048576", bad[i].to, bad[i].word);
 }
 
 static void test_engram(void)
@@ -205,9 +247,11 @@ int main(void)
     test_walk();
     test_primes();
     test_head_dim();
+    test_context();
     test_engram();
     test_draft();
     refuse("1, 1, 0, 0, 0]", "1, 1, 0, 1, 0]", "draft stages must be 0");
+    refuse("[0, 0, 2, 2, 2,", "[0, 0, 2, 2, 0,", "a kv source has compress ratio 0");
     refuse("\"quant_method\": \"fp8\"", "\"quant_method\": \"awq\"", "quant_method must be");
     refuse("[32, 32]", "[128, 128]", "weight_block_size");
     refuse("\"fp4\"", "\"fp8\"", "expert_dtype");

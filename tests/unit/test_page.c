@@ -132,6 +132,7 @@ static void test_clear_after(void)
 int main(void)
 {
     layout = (struct kv_layout){.vocab_tokens = 512,
+                                .context_tokens = KV_PROMPT_TOKENS_MAX,
                                 .window_tokens = 16,
                                 .spare_tokens = 16,
                                 .encoder_layers = 8,

@@ -6,7 +6,8 @@
  */
 
 #include "engine/model/quant.h"
-#include "engine/backend/kernels.h"
+#include "engine/backend/kernels/compute.h"
+#include "engine/backend/kernels/elementwise.h"
 #include "tests/harness.h"
 
 #include <math.h>
@@ -126,7 +127,7 @@ static void random_bf16(uint64_t *state, float *values, size_t count)
 }
 
 /* The kernels that make rows are the functions of quant.h. */
-static void check_row_kernels(const struct eng_kernels *kernels, const float in[64])
+static void check_row_kernels(const struct eng_elementwise_ops *kernels, const float in[64])
 {
     uint8_t want[80] = {0}, got[80] = {0};
 
@@ -162,10 +163,12 @@ static void test_rows(void)
             EXPECT(fabsf(out[i] - in[i]) <= fmaxf(fabsf(in[i]) / 16, scale * 0x1p-10f));
         }
         /* The kernel's round trip of activations is the same function. */
-        for (unsigned k = 0; eng_kernels_at(k) != NULL; k++) {
-            eng_kernels_at(k)->quantize(in, 64, kernel);
+        for (enum eng_isa isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
+            const struct eng_kernel_set *set = eng_kernels_of(isa, false);
+            if (set == NULL) continue;
+            set->elementwise->quantize(in, 64, kernel);
             EXPECT_EQ_MEM(kernel, out, sizeof(out));
-            check_row_kernels(eng_kernels_at(k), in);
+            check_row_kernels(set->elementwise, in);
         }
         eng_index_row_encode(in, 32, row);
         eng_index_row_decode(row, 32, out);

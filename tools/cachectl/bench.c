@@ -17,15 +17,29 @@
 
 static const struct {
     const char *name;
-    int (*run)(struct ctl *ctl, const struct bench_engine_options *options);
+    int (*run)(struct bench_progress *progress, const struct bench_engine_options *options);
 } engine_benches[] = {
     {"prefill", bench_prefill}, {"threads", bench_threads}, {"resume", bench_resume},
     {"decode", bench_decode},   {"draft", bench_draft},     {"batch-replay", bench_batch_replay},
 };
 
+/* Runs the benchmark `name`. */
+static int run_named(struct bench_progress *progress, const char *name,
+                     const struct bench_engine_options *options, const char *daemon, bool hot)
+{
+    if (strcmp(name, "gemm") == 0) return bench_gemm(progress, options->quick, hot);
+    if (strcmp(name, "rpc") == 0) return bench_rpc(progress, daemon, options->quick);
+    for (size_t i = 0; i < KV_ARRAY_COUNT(engine_benches); i++)
+        if (strcmp(name, engine_benches[i].name) == 0)
+            return engine_benches[i].run(progress, options);
+    ctl_error("no benchmark is called %.64s: see cachectl bench --help", name);
+    return CLIENT_EXIT_NOT_FOUND;
+}
+
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
     struct bench_engine_options options = {.threads = 0};
+    struct bench_progress progress;
     const char *daemon = NULL;
     bool hot = false;
     int code = 0;
@@ -46,16 +60,10 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
                   (unsigned long long)options.threads);
         return CLIENT_EXIT_USAGE;
     }
-    if (strcmp(argv[0], "gemm") == 0) return bench_gemm(ctl, options.quick, hot);
-    if (strcmp(argv[0], "rpc") == 0) return bench_rpc(ctl, daemon, options.quick);
-    for (size_t i = 0; i < KV_ARRAY_COUNT(engine_benches); i++)
-        if (strcmp(argv[0], engine_benches[i].name) == 0) {
-            code = engine_benches[i].run(ctl, &options);
-            if (code != 0 && spawn_interrupted()) ctl_error("interrupted");
-            return code;
-        }
-    ctl_error("no benchmark is called %.64s: see cachectl bench --help", argv[0]);
-    return CLIENT_EXIT_NOT_FOUND;
+    bench_progress_start(&progress, ctl);
+    code = run_named(&progress, argv[0], &options, daemon, hot);
+    if (code != 0 && spawn_interrupted()) bench_say_interrupted(&progress);
+    return code;
 }
 
 static int run_echo(struct ctl *ctl, const struct command *command, int argc, char **argv)
@@ -87,7 +95,9 @@ const struct command command_bench = {
         "              one by one\n\n"
         "The engine's benchmarks run on the model `small` with random weights, in this process\n"
         "where nothing else is said.\n"
-        "A target that is missed is reported as missed; the exit code stays 0.",
+        "A target that is missed is reported as missed; the exit code stays 0.  A benchmark that "
+        "is\n"
+        "ended (Ctrl-C) says what it has measured so far, and leaves no files and no daemon.",
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,
     .arguments_max = 1,

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define GO_ON_CALLS 64u /* How often it is asked whether to go on. */
 #define CALL_SECONDS 10
 
 struct bench_call {
@@ -110,9 +111,11 @@ static bool call_once(struct bench_call *call)
     return ok;
 }
 
-bool bench_call_run(struct bench_call *call, uint64_t *ret_ns, uint32_t count)
+bool bench_call_run(struct bench_call *call, struct bench_progress *progress, uint64_t *ret_ns,
+                    uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
+        if (i % GO_ON_CALLS == 0 && !bench_go_on(progress)) return false;
         const uint64_t began = kv_clock_stopwatch_ns();
         if (!call_once(call)) return false;
         ret_ns[i] = kv_clock_stopwatch_ns() - began;

@@ -29,7 +29,8 @@ struct crowd {
     uint32_t long_tokens;
 };
 
-static bool crowd_init(struct crowd *own, struct eng_model *model, uint32_t room)
+static bool crowd_init(struct crowd *own, struct eng_model *model, uint32_t room,
+                       struct bench_progress *progress)
 {
     *own = (struct crowd){.model = model, .room = room};
     for (uint32_t i = 0; i < SESSIONS; i++) {
@@ -40,9 +41,10 @@ static bool crowd_init(struct crowd *own, struct eng_model *model, uint32_t room
             return false;
         }
         bench_ids(model, i + 1, own->ids[i], CONTEXT + room);
-        if (!bench_session_init(&own->sessions[i], model, CONTEXT + room, false)) return false;
+        if (!bench_session_init(&own->sessions[i], model, CONTEXT + room, false, progress))
+            return false;
         eng_prefill_begin(own->sessions[i].session, own->ids[i], 0, CONTEXT);
-        if (!bench_finish_long_runs(&own->all[i], 1)) return false;
+        if (!bench_finish_runs(&own->all[i], 1)) return false;
     }
     return true;
 }
@@ -58,7 +60,7 @@ static void crowd_fini(struct crowd *own)
 }
 
 /* `count` sessions decode tokens_each tokens from CONTEXT on, and are put back. */
-static double decode(struct crowd *own, uint32_t count)
+static bool decode(struct crowd *own, uint32_t count, double *ret_seconds)
 {
     for (uint32_t i = 0; i < count; i++) {
         struct eng_session *session = own->sessions[i].session;
@@ -66,35 +68,33 @@ static double decode(struct crowd *own, uint32_t count)
         eng_prefill_begin(session, own->ids[i],
                           CONTEXT - eng_model_layout(own->model)->window_tokens, CONTEXT + 1);
     }
-    bench_finish_runs(own->all, count);
+    if (!bench_finish_runs(own->all, count)) return false;
     const double began = bench_now();
     for (uint32_t step = 0; step < own->tokens_each; step++) {
         for (uint32_t i = 0; i < count; i++)
             eng_tokens_begin(own->sessions[i].session, &own->ids[i][CONTEXT + 1 + step], 1);
-        bench_finish_runs(own->all, count);
+        if (!bench_finish_runs(own->all, count)) return false;
     }
-    return bench_now() - began;
+    *ret_seconds = bench_now() - began;
+    return true;
 }
 
 static bool run_many(void *context, double *ret_seconds)
 {
-    *ret_seconds = decode(context, SESSIONS);
-    return true;
+    return decode(context, SESSIONS, ret_seconds);
 }
 
 static bool run_four(void *context, double *ret_seconds)
 {
-    *ret_seconds = decode(context, 4);
-    return true;
+    return decode(context, 4, ret_seconds);
 }
 
 static bool run_one(void *context, double *ret_seconds)
 {
-    *ret_seconds = decode(context, 1);
-    return true;
+    return decode(context, 1, ret_seconds);
 }
 
-int bench_decode(struct ctl *ctl, const struct bench_engine_options *options)
+int bench_decode(struct bench_progress *progress, const struct bench_engine_options *options)
 {
     const uint32_t tokens = options->quick ? 8 : 48, rounds = options->quick ? 5 : 9;
     struct bench_pairs pairs[2] = {
@@ -103,21 +103,21 @@ int bench_decode(struct ctl *ctl, const struct bench_engine_options *options)
     struct crowd crowd = {0};
     struct bench_model_dir dir;
 
-    int code = bench_model_dir_make(ctl, options, &dir);
+    int code = bench_model_dir_make(progress, options, &dir);
     struct eng_model *model =
         code == 0 ? bench_model_open(&dir, (uint32_t)options->threads, false) : NULL;
-    if (code == 0 && (model == NULL || !crowd_init(&crowd, model, tokens + 2)))
+    if (code == 0 && (model == NULL || !crowd_init(&crowd, model, tokens + 2, progress)))
         code = CLIENT_EXIT_FAILED;
     crowd.tokens_each = tokens;
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(pairs) && code == 0; i++) {
         pairs[i].speed = true;
         pairs[i].anchor_unit = tokens;
         pairs[i].unit = tokens * (i == 0 ? SESSIONS : 4);
-        code = bench_pairs_measure(ctl, &pairs[i], rounds, i == 0 ? run_many : run_four, &crowd,
-                                   run_one, &crowd);
+        code = bench_pairs_measure(progress, &pairs[i], rounds, i == 0 ? run_many : run_four,
+                                   &crowd, run_one, &crowd);
     }
     if (code == 0)
-        code = bench_pairs_report(ctl, "decode", pairs, KV_ARRAY_COUNT(pairs),
+        code = bench_pairs_report(progress->ctl, "decode", pairs, KV_ARRAY_COUNT(pairs),
                                   json_pack("{s:s, s:I}", "kernels", eng_model_family(model),
                                             "context", (json_int_t)CONTEXT));
     crowd_fini(&crowd);
@@ -139,7 +139,7 @@ static bool run_together(void *context, double *ret_seconds)
     const double began = bench_now();
     for (uint32_t i = 0; i < SESSIONS; i++)
         begin_replay(own, i);
-    bench_finish_runs(own->all, SESSIONS);
+    if (!bench_finish_runs(own->all, SESSIONS)) return false;
     *ret_seconds = bench_now() - began;
     return true;
 }
@@ -150,7 +150,7 @@ static bool run_one_by_one(void *context, double *ret_seconds)
     const double began = bench_now();
     for (uint32_t i = 0; i < SESSIONS; i++) {
         begin_replay(own, i);
-        bench_finish_runs(&own->all[i], 1);
+        if (!bench_finish_runs(&own->all[i], 1)) return false;
     }
     *ret_seconds = bench_now() - began;
     return true;
@@ -162,23 +162,24 @@ static bool run_long(void *context, double *ret_seconds)
     bench_session_reset(&own->long_one);
     const double began = bench_now();
     eng_prefill_begin(own->long_one.session, own->long_ids, 0, own->long_tokens);
-    bench_finish_runs(own->long_list, 1);
+    if (!bench_finish_runs(own->long_list, 1)) return false;
     *ret_seconds = bench_now() - began;
     return true;
 }
 
-static bool add_long(struct crowd *own, struct eng_model *model, bool all_layers)
+static bool add_long(struct crowd *own, struct eng_model *model, bool all_layers,
+                     struct bench_progress *progress)
 {
     own->long_tokens = SESSIONS * eng_model_layout(model)->window_tokens;
     own->long_ids = calloc(own->long_tokens, sizeof(uint32_t));
     own->long_list[0] = &own->long_one;
     if (own->long_ids == NULL) return false;
     bench_ids(model, 99, own->long_ids, own->long_tokens);
-    return bench_session_init(&own->long_one, model, own->long_tokens, all_layers);
+    return bench_session_init(&own->long_one, model, own->long_tokens, all_layers, progress);
 }
 
-static int measure_replays(struct ctl *ctl, struct crowd *crowd, struct crowd *other,
-                           uint32_t rounds, struct bench_pairs pairs[3])
+static int measure_replays(struct bench_progress *progress, struct crowd *crowd,
+                           struct crowd *other, uint32_t rounds, struct bench_pairs pairs[3])
 {
     static const char *const anchors[] = {"one prompt of 16 windows, all layers",
                                           "one prompt of 16 windows, CED", "one by one"};
@@ -196,31 +197,32 @@ static int measure_replays(struct ctl *ctl, struct crowd *crowd, struct crowd *o
                                         .anchor_unit = crowd->long_tokens};
         if (i == 2) pairs[i].anchor_unit = pairs[i].unit;
         (void)snprintf(pairs[i].anchor, sizeof(pairs[i].anchor), "%s", anchors[i]);
-        code =
-            bench_pairs_measure(ctl, &pairs[i], rounds, run_together, crowd, runs[i], contexts[i]);
+        code = bench_pairs_measure(progress, &pairs[i], rounds, run_together, crowd, runs[i],
+                                   contexts[i]);
     }
     return code;
 }
 
-int bench_batch_replay(struct ctl *ctl, const struct bench_engine_options *options)
+int bench_batch_replay(struct bench_progress *progress, const struct bench_engine_options *options)
 {
     struct bench_pairs pairs[3];
     struct crowd crowd = {0}, other = {0};
     struct bench_model_dir dir;
 
-    int code = bench_model_dir_make(ctl, options, &dir);
+    int code = bench_model_dir_make(progress, options, &dir);
     struct eng_model *model = NULL, *every = NULL;
     if (code == 0) {
         model = bench_model_open(&dir, (uint32_t)options->threads, false);
         every = bench_model_open(&dir, (uint32_t)options->threads, true);
     }
-    if (code == 0 && (model == NULL || every == NULL || !crowd_init(&crowd, model, 8) ||
-                      !add_long(&crowd, model, false) || !add_long(&other, every, true)))
+    if (code == 0 &&
+        (model == NULL || every == NULL || !crowd_init(&crowd, model, 8, progress) ||
+         !add_long(&crowd, model, false, progress) || !add_long(&other, every, true, progress)))
         code = CLIENT_EXIT_FAILED;
-    if (code == 0) code = measure_replays(ctl, &crowd, &other, options->quick ? 3 : 7, pairs);
+    if (code == 0) code = measure_replays(progress, &crowd, &other, options->quick ? 3 : 7, pairs);
     if (code == 0)
         code = bench_pairs_report(
-            ctl, "batch-replay", pairs, KV_ARRAY_COUNT(pairs),
+            progress->ctl, "batch-replay", pairs, KV_ARRAY_COUNT(pairs),
             json_pack("{s:s, s:s}", "kernels", eng_model_family(model), "note",
                       "a replay's rows cross the decoder, those of a prompt under CED do not"));
     crowd_fini(&crowd);

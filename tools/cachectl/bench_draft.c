@@ -25,6 +25,7 @@ struct side {
     struct spawn spawn;
     bool spawned;
     struct client *client;
+    struct bench_progress *progress;
     uint32_t count; /* Tokens of one run. */
     uint32_t tokens[TOKENS_MAX];
 };
@@ -41,7 +42,7 @@ static bool fail(const struct client_failure *failure)
     return false;
 }
 
-static bool side_start(const struct ctl *ctl, struct side *side, const char *model_dir,
+static bool side_start(struct bench_progress *progress, struct side *side, const char *model_dir,
                        const char *draft, uint32_t count)
 {
     const struct spawn_options options = {.backend = "cpu", .model_dir = model_dir, .draft = draft};
@@ -50,11 +51,11 @@ static bool side_start(const struct ctl *ctl, struct side *side, const char *mod
     struct client_failure failure;
     bool created = false;
 
-    *side = (struct side){.count = count};
-    if (spawn_start(ctl, &options, &side->spawn) != 0) return false;
+    *side = (struct side){.count = count, .progress = progress};
+    if (spawn_start(progress->ctl, &options, &side->spawn) != 0) return false;
     side->spawned = true;
-    if (ctl_connect_as(ctl, side->spawn.endpoint, side->spawn.user_token, 120000, &side->client) !=
-        0)
+    if (ctl_connect_as(progress->ctl, side->spawn.endpoint, side->spawn.user_token, 120000,
+                       &side->client) != 0)
         return false;
     for (uint32_t i = 0; i < PROMPT; i++)
         prompt[i] = 3 + i * 7 % 200;
@@ -70,6 +71,11 @@ static bool side_stop(struct side *side)
     return !side->spawned || spawn_stop(&side->spawn);
 }
 
+static bool go_on(void *progress)
+{
+    return bench_go_on(progress);
+}
+
 /* The session goes on where the last run ended; both sides stand at the same place in a pair. */
 static bool run_side(void *context, double *ret_seconds)
 {
@@ -78,8 +84,9 @@ static bool run_side(void *context, double *ret_seconds)
     struct client_failure failure;
 
     const double began = bench_now();
-    if (!turn_run_decode(side->client, SESSION, side->count, side->tokens, &decode, &failure))
-        return fail(&failure);
+    if (!turn_run_decode(side->client, SESSION, side->count, side->tokens, go_on, side->progress,
+                         &decode, &failure))
+        return spawn_interrupted() ? false : fail(&failure);
     *ret_seconds = bench_now() - began;
     if (decode.tokens == side->count) return true;
     ctl_error("the daemon sent %u tokens of %u", decode.tokens, side->count);
@@ -93,7 +100,7 @@ static bool same_tokens(const struct side *a, const struct side *b)
     return false;
 }
 
-static int measure_model(const struct ctl *ctl, const char *model_dir,
+static int measure_model(struct bench_progress *progress, const char *model_dir,
                          const struct model_case *model, uint32_t count, uint32_t rounds,
                          struct bench_pairs *pairs)
 {
@@ -107,20 +114,21 @@ static int measure_model(const struct ctl *ctl, const char *model_dir,
                                   .at_least = true,
                                   .speed = true};
     (void)snprintf(pairs->what, sizeof(pairs->what), "%s, draft = auto", model->what);
-    bool ok = side_start(ctl, &with, model_dir, "auto", count) &&
-              side_start(ctl, &without, model_dir, "off", count);
+    bool ok = side_start(progress, &with, model_dir, "auto", count) &&
+              side_start(progress, &without, model_dir, "off", count);
     /* The first answer measures what a step costs and how often drafts are right. */
     ok = ok && run_side(&with, &unused) && run_side(&without, &unused) &&
          same_tokens(&with, &without);
-    int code = ok ? bench_pairs_measure(ctl, pairs, rounds, run_side, &with, run_side, &without)
-                  : CLIENT_EXIT_FAILED;
+    int code =
+        ok ? bench_pairs_measure(progress, pairs, rounds, run_side, &with, run_side, &without)
+           : CLIENT_EXIT_FAILED;
     if (code == 0 && !same_tokens(&with, &without)) code = CLIENT_EXIT_FAILED;
     if (!side_stop(&with) && code == 0) code = CLIENT_EXIT_FAILED;
     if (!side_stop(&without) && code == 0) code = CLIENT_EXIT_FAILED;
     return code;
 }
 
-int bench_draft(struct ctl *ctl, const struct bench_engine_options *options)
+int bench_draft(struct bench_progress *progress, const struct bench_engine_options *options)
 {
     static const struct model_case cases[] = {
         {"random weights", NULL, 0.95},
@@ -135,11 +143,12 @@ int bench_draft(struct ctl *ctl, const struct bench_engine_options *options)
         struct bench_engine_options made = *options;
         struct bench_model_dir dir;
         made.make_flag = cases[i].flag;
-        code = bench_model_dir_make(ctl, &made, &dir);
-        if (code == 0) code = measure_model(ctl, dir.path, &cases[i], count, rounds, &pairs[i]);
+        code = bench_model_dir_make(progress, &made, &dir);
+        if (code == 0)
+            code = measure_model(progress, dir.path, &cases[i], count, rounds, &pairs[i]);
         bench_model_dir_drop(&dir);
     }
     if (code != 0) return code;
-    return bench_pairs_report(ctl, "draft", pairs, models,
+    return bench_pairs_report(progress->ctl, "draft", pairs, models,
                               json_pack("{s:s}", "tokens", "equal with and without drafting"));
 }

@@ -31,15 +31,20 @@ const char *bench_tmp_dir(void)
     return tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp";
 }
 
+static bool go_on(void *progress)
+{
+    return bench_go_on(progress);
+}
+
 /* False: it failed, with the sentence printed. */
-static bool run_to_end(char *const argv[])
+static bool run_to_end(struct bench_progress *progress, char *const argv[])
 {
     int status = 0;
     const pid_t pid = spawn_tool(argv);
 
     if (pid == 0) {
         ctl_error("cannot start %s", argv[0]);
-    } else if (!spawn_wait(pid, &status)) {
+    } else if (!spawn_wait(pid, go_on, progress, &status)) {
         ctl_error("cannot wait for %s: %s", argv[0], strerror(errno));
     } else if (spawn_interrupted()) {
         return false;
@@ -53,7 +58,8 @@ static bool run_to_end(char *const argv[])
     return false;
 }
 
-int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_options *options,
+int bench_model_dir_make(struct bench_progress *progress,
+                         const struct bench_engine_options *options,
                          struct bench_model_dir *ret_dir)
 {
     char tool[1024], quiet[] = "--config", name[] = "small", seed[] = "--seed", one[] = "1";
@@ -73,18 +79,18 @@ int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_option
         ret_dir->made = false;
         return CLIENT_EXIT_NOT_FOUND;
     }
-    spawn_hold_signals();
     if (mkdtemp(ret_dir->path) == NULL) {
         ctl_error("cannot make the directory %s: %s", ret_dir->path, strerror(errno));
         ret_dir->made = false;
         return CLIENT_EXIT_FAILED;
     }
-    ctl_say(ctl, "making the model `small` in %s", ret_dir->path);
+    progress->doing = "making the model";
+    bench_say(progress, "making the model `small` in %s", ret_dir->path);
     char flag[32] = "";
     if (options->make_flag != NULL) (void)snprintf(flag, sizeof(flag), "%s", options->make_flag);
     char *const argv[] = {
         tool, quiet, name, seed, one, ret_dir->path, flag[0] != '\0' ? flag : NULL, NULL};
-    if (run_to_end(argv)) return CLIENT_EXIT_OK;
+    if (run_to_end(progress, argv)) return CLIENT_EXIT_OK;
     bench_model_dir_drop(ret_dir);
     ret_dir->made = false;
     return CLIENT_EXIT_FAILED;
@@ -128,13 +134,22 @@ uint64_t bench_session_page_bytes(const struct bench_session *own)
 }
 
 bool bench_session_init(struct bench_session *own, struct eng_model *model, uint32_t tokens,
-                        bool all_layers)
+                        bool all_layers, struct bench_progress *progress)
 {
     const size_t page_bytes = eng_model_layout(model)->page_bytes;
+    const uint32_t context = eng_model_layout(model)->context_tokens;
     struct kv_error err = {0};
 
-    *own = (struct bench_session){
-        .model = model, .page_count = kv_pages_for(tokens), .all_layers = all_layers};
+    if (tokens > context) {
+        *own = (struct bench_session){0};
+        ctl_error("a session of %u tokens, the model takes at most %u (max_position_embeddings)",
+                  tokens, context);
+        return false;
+    }
+    *own = (struct bench_session){.model = model,
+                                  .page_count = kv_pages_for(tokens),
+                                  .all_layers = all_layers,
+                                  .progress = progress};
     own->memory = aligned_alloc(KV_IO_ALIGN, own->page_count * page_bytes);
     own->pages = calloc(own->page_count, sizeof(*own->pages));
     if (own->memory == NULL || own->pages == NULL ||
@@ -188,7 +203,7 @@ static struct eng_piece piece_of(const struct bench_session *own, uint32_t encod
     return piece;
 }
 
-static bool run_passes(struct bench_session *const *sessions, uint32_t count, bool may_stop)
+bool bench_finish_runs(struct bench_session *const *sessions, uint32_t count)
 {
     struct eng_model *model = sessions[0]->model;
     struct eng_piece pieces[64];
@@ -206,19 +221,9 @@ static bool run_passes(struct bench_session *const *sessions, uint32_t count, bo
             decode -= piece.decode;
         }
         if (used > 0) eng_pass(model, pieces, used);
-        if (may_stop && spawn_interrupted()) return false;
+        if (!bench_go_on(sessions[0]->progress)) return false;
     } while (used > 0);
     return true;
-}
-
-void bench_finish_runs(struct bench_session *const *sessions, uint32_t count)
-{
-    (void)run_passes(sessions, count, false);
-}
-
-bool bench_finish_long_runs(struct bench_session *const *sessions, uint32_t count)
-{
-    return run_passes(sessions, count, true);
 }
 
 void bench_ids(const struct eng_model *model, uint32_t seed, uint32_t *ids, uint32_t count)

@@ -7,6 +7,7 @@
  */
 
 #include "engine/engine.h"
+#include "tools/cachectl/bench_progress.h"
 #include "tools/cachectl/ctl.h"
 
 #define BENCH_DIR_BYTES 160u
@@ -29,7 +30,8 @@ struct bench_model_dir {
 const char *bench_tmp_dir(void);
 
 /* Returns an exit code, with the sentence printed.  Not CLIENT_EXIT_OK: nothing is left behind. */
-int bench_model_dir_make(const struct ctl *ctl, const struct bench_engine_options *options,
+int bench_model_dir_make(struct bench_progress *progress,
+                         const struct bench_engine_options *options,
                          struct bench_model_dir *ret_dir);
 void bench_model_dir_drop(struct bench_model_dir *dir);
 
@@ -45,11 +47,12 @@ struct bench_session {
     uint8_t **pages;
     uint32_t page_count;
     bool all_layers;
+    struct bench_progress *progress;
 };
 
 /* all_layers: the model was opened with prefill_all. */
 bool bench_session_init(struct bench_session *own, struct eng_model *model, uint32_t tokens,
-                        bool all_layers);
+                        bool all_layers, struct bench_progress *progress);
 void bench_session_fini(struct bench_session *own);
 uint64_t bench_session_page_bytes(const struct bench_session *own);
 
@@ -59,11 +62,8 @@ void bench_session_reset(struct bench_session *own);
 void bench_session_copy(struct bench_session *to, const struct bench_session *from);
 
 /* Runs the begun runs of `count` sessions to their ends, pass after pass, all in one pass where
- * they fit. */
-void bench_finish_runs(struct bench_session *const *sessions, uint32_t count);
-/* The same, but it stops when this program is to end; false then, and the sessions can only be
- * destroyed or reset. */
-bool bench_finish_long_runs(struct bench_session *const *sessions, uint32_t count);
+ * they fit.  false: this program is to end; the sessions can only be destroyed or reset. */
+bool bench_finish_runs(struct bench_session *const *sessions, uint32_t count) KV_MUST_CHECK;
 
 /* Tokens drawn from `seed`, without the special ones. */
 void bench_ids(const struct eng_model *model, uint32_t seed, uint32_t *ids, uint32_t count);

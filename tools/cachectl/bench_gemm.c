@@ -34,6 +34,7 @@
 /* Matrices of one shape: as many as make this many bytes of bf16. */
 #define SET_BYTES (24u << 20)
 #define SET_MAX 64u
+#define GO_ON_VALUES 65536u /* How often it is asked whether to go on. */
 
 struct shape {
     const char *name;
@@ -65,7 +66,7 @@ struct result {
 
 /* Owned by: bench_gemm(). */
 struct bench {
-    struct ctl *ctl;
+    struct bench_progress *progress;
     struct onednn *library;
     const struct eng_gemm_ops *ops;
     uint32_t pairs;
@@ -121,12 +122,14 @@ static size_t data_bytes(const struct eng_matrix *m)
     return (size_t)m->n * m->k * bits[m->format] / 8;
 }
 
-static void fill_weights(struct bench *bench)
+/* Milliseconds for the small ones, seconds for the large.  false: this program is to end. */
+static bool fill_weights(struct bench *bench)
 {
     const struct eng_matrix *m = &bench->matrix;
     const size_t values = (size_t)m->n * m->k;
 
     for (size_t i = 0; i < values; i++) {
+        if (i % GO_ON_VALUES == 0 && !bench_go_on(bench->progress)) return false;
         const uint32_t r = draw(bench);
         const float f = (float)(int32_t)r * 0x1p-31f;
         const uint16_t half = eng_bf16_encode(f);
@@ -141,11 +144,15 @@ static void fill_weights(struct bench *bench)
     }
     for (size_t i = 0; i < values / 32; i++)
         bench->scale[i] = (uint8_t)(118 + draw(bench) % 8);
-    for (uint32_t n = 0; n < m->n; n++)
+    for (uint32_t n = 0; n < m->n; n++) {
+        if (n % 64 == 0 && !bench_go_on(bench->progress)) return false;
         for (uint32_t k = 0; k < m->k; k++)
             bench->weights[(size_t)n * m->k + k] = eng_bf16_encode(eng_matrix_value(m, n, k));
+    }
+    return true;
 }
 
+/* false: no memory (the sentence is printed), or this program is to end. */
 static bool make_shape(struct bench *bench, const struct shape *shape)
 {
     struct eng_matrix *m = &bench->matrix;
@@ -165,11 +172,13 @@ static bool make_shape(struct bench *bench, const struct shape *shape)
     bench->packed = take(eng_packed_bytes(ROWS_MAX, shape->k));
     if (bench->data == NULL || bench->scale == NULL || bench->weights == NULL || bench->x == NULL ||
         bench->x_bf16 == NULL || bench->y == NULL || bench->y_anchor == NULL ||
-        bench->packed == NULL)
+        bench->packed == NULL) {
+        ctl_error("out of memory");
         return false;
+    }
     m->data = bench->data;
     m->scale = bench->scale;
-    fill_weights(bench);
+    if (!fill_weights(bench)) return false;
     for (uint32_t i = 1; i < bench->set; i++) {
         memcpy(bench->data + i * data_bytes(m), bench->data, data_bytes(m));
         memcpy(bench->scale + i * (values / 32), bench->scale, values / 32);
@@ -246,6 +255,7 @@ static bool measure(struct bench *bench, struct onednn_gemm *const *anchors, str
 
     for (uint32_t pair = 0; pair < bench->pairs; pair++) {
         bool ok = true;
+        if (!bench_go_on(bench->progress)) return false;
         began = cpu_ns();
         for (uint32_t i = 0; i < repeats; i++)
             run_ours(bench, result->rows);
@@ -275,37 +285,15 @@ static bool measure_case(struct bench *bench, struct result *result)
     struct onednn_gemm *anchors[SET_MAX] = {NULL};
     bool ok = true;
 
-    for (uint32_t i = 0; i < bench->set && ok; i++) {
+    for (uint32_t i = 0; i < bench->set && ok && bench_go_on(bench->progress); i++) {
         anchors[i] = onednn_gemm_create(bench->library, shape->n, shape->k, result->rows,
                                         bench->weights, bench->x_bf16, bench->y_anchor);
         ok = anchors[i] != NULL;
     }
-    ok = ok && measure(bench, anchors, result);
+    ok = ok && !spawn_interrupted() && measure(bench, anchors, result);
     for (uint32_t i = 0; i < bench->set; i++)
         onednn_gemm_destroy(anchors[i]);
     return ok;
-}
-
-static int run_shape(struct bench *bench, const struct shape *shape)
-{
-    if (!make_shape(bench, shape)) {
-        ctl_error("out of memory");
-        return CLIENT_EXIT_FAILED;
-    }
-    for (size_t i = 0; i < KV_ARRAY_COUNT(row_counts); i++) {
-        struct result *result = &bench->results[bench->count];
-        *result = (struct result){.shape = shape, .rows = row_counts[i]};
-        const bool ok = measure_case(bench, result);
-        if (!ok) {
-            ctl_error("%s, %u rows: oneDNN refused, or the results differ", shape->name,
-                      result->rows);
-            return CLIENT_EXIT_FAILED;
-        }
-        if (spawn_interrupted()) return CLIENT_EXIT_FAILED;
-        bench->count++;
-    }
-    ctl_say(bench->ctl, "%s: done", shape->name);
-    return CLIENT_EXIT_OK;
 }
 
 static double tflops(const struct result *result, double us)
@@ -330,6 +318,36 @@ static const struct result *lowest(const struct bench *bench)
             worst = result;
     }
     return worst;
+}
+
+static void note(struct bench *bench)
+{
+    const struct result *last = &bench->results[bench->count - 1], *worst = lowest(bench);
+    bench_note(bench->progress, 0, "%zu of %zu cases; the last: %s, %u rows, ratio %.2f",
+               bench->count, CASES, last->shape->name, last->rows, last->ratio);
+    if (worst != NULL)
+        bench_note(bench->progress, 1, "the lowest from %u rows on: %s, %u rows, ratio %.2f",
+                   TARGET_ROWS, worst->shape->name, worst->rows, worst->ratio);
+}
+
+static int run_shape(struct bench *bench, const struct shape *shape)
+{
+    bench->progress->doing = shape->name;
+    if (!make_shape(bench, shape)) return CLIENT_EXIT_FAILED;
+    for (size_t i = 0; i < KV_ARRAY_COUNT(row_counts); i++) {
+        struct result *result = &bench->results[bench->count];
+        *result = (struct result){.shape = shape, .rows = row_counts[i]};
+        if (!measure_case(bench, result)) {
+            if (!spawn_interrupted())
+                ctl_error("%s, %u rows: oneDNN refused, or the results differ", shape->name,
+                          result->rows);
+            return CLIENT_EXIT_FAILED;
+        }
+        bench->count++;
+        note(bench);
+    }
+    bench_say(bench->progress, "%s: done", shape->name);
+    return bench_go_on(bench->progress) ? CLIENT_EXIT_OK : CLIENT_EXIT_FAILED;
 }
 
 static int report_json(const struct bench *bench, const char *isa)
@@ -363,7 +381,7 @@ static int report(const struct bench *bench, const char *isa)
     struct out_table table;
     size_t missed = 0, counted = 0;
 
-    if (bench->ctl->json) return report_json(bench, isa);
+    if (bench->progress->ctl->json) return report_json(bench, isa);
     out_table_init(&table, names, KV_ARRAY_COUNT(names), 0xff8);
     for (size_t i = 0; i < bench->count; i++) {
         const struct result *r = &bench->results[i];
@@ -383,7 +401,7 @@ static int report(const struct bench *bench, const char *isa)
         counted++;
         if (r->ratio < TARGET) missed++;
     }
-    out_table_print(bench->ctl, &table);
+    out_table_print(bench->progress->ctl, &table);
     (void)printf("oneDNN bf16 time / ours (%s), one thread, processor time, median of %u pairs.  "
                  "From %u rows on: "
                  "%zu of %zu cases reach %.2f; lowest %.2f (%s, %u rows); target %s\n",
@@ -397,18 +415,18 @@ static int report(const struct bench *bench, const char *isa)
     return CLIENT_EXIT_OK;
 }
 
-int bench_gemm(struct ctl *ctl, bool quick, bool hot)
+int bench_gemm(struct bench_progress *progress, bool quick, bool hot)
 {
     const char *why = NULL;
     struct bench bench = {
-        .ctl = ctl,
-        .ops = eng_gemm_of(ENG_ISA_AUTO),
+        .progress = progress,
+        .ops = eng_kernels_of(ENG_ISA_AUTO, false)->gemm,
         .pairs = quick ? 5 : PAIRS_MAX,
         .slice_ns = quick ? 5e6 : 3e7,
         .random = 1,
         .hot = hot,
         .library = onednn_open(&why),
-        .scratch = take(ENG_GEMM_SCRATCH),
+        .scratch = take(ENG_KERNEL_SCRATCH),
     };
     int code = CLIENT_EXIT_OK;
 

@@ -7,11 +7,11 @@
 #include "tools/cachectl/bench_pairs.h"
 
 /* daemon NULL: ../cached/cached beside this program. */
-int bench_rpc(struct ctl *ctl, const char *daemon, bool quick);
+int bench_rpc(struct bench_progress *progress, const char *daemon, bool quick);
 
-int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options);
-int bench_threads(struct ctl *ctl, const struct bench_engine_options *options);
-int bench_resume(struct ctl *ctl, const struct bench_engine_options *options);
-int bench_decode(struct ctl *ctl, const struct bench_engine_options *options);
-int bench_draft(struct ctl *ctl, const struct bench_engine_options *options);
-int bench_batch_replay(struct ctl *ctl, const struct bench_engine_options *options);
+int bench_prefill(struct bench_progress *progress, const struct bench_engine_options *options);
+int bench_threads(struct bench_progress *progress, const struct bench_engine_options *options);
+int bench_resume(struct bench_progress *progress, const struct bench_engine_options *options);
+int bench_decode(struct bench_progress *progress, const struct bench_engine_options *options);
+int bench_draft(struct bench_progress *progress, const struct bench_engine_options *options);
+int bench_batch_replay(struct bench_progress *progress, const struct bench_engine_options *options);

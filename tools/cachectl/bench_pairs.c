@@ -9,29 +9,11 @@
 
 #include "kvstore/base/bytes.h"
 #include "tools/cachectl/out.h"
-#include "tools/cachectl/spawn.h"
 
 #include <assert.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-int bench_pairs_measure(const struct ctl *ctl, struct bench_pairs *pairs, uint32_t count,
-                        bench_run run, void *run_context, bench_run anchor, void *anchor_context)
-{
-    assert(count >= 1 && count <= BENCH_PAIRS_MAX);
-    pairs->count = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        double *mine = &pairs->seconds[i], *other = &pairs->anchor_seconds[i];
-        const bool ok = i % 2 == 0 ? anchor(anchor_context, other) && run(run_context, mine)
-                                   : run(run_context, mine) && anchor(anchor_context, other);
-        if (!ok || spawn_interrupted()) return CLIENT_EXIT_FAILED;
-        pairs->count++;
-        ctl_say(ctl, "%s, pair %u of %u: %.3f s beside %.3f s", pairs->what, i + 1, count, *mine,
-                *other);
-    }
-    return CLIENT_EXIT_OK;
-}
 
 static int compare(const void *a, const void *b)
 {
@@ -64,6 +46,29 @@ struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs)
         ratio.max = KV_MAX(ratio.max, ratios[i]);
     }
     return ratio;
+}
+
+int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pairs, uint32_t count,
+                        bench_run run, void *run_context, bench_run anchor, void *anchor_context)
+{
+    assert(count >= 1 && count <= BENCH_PAIRS_MAX);
+    const uint32_t note = progress->note_count;
+    pairs->count = 0;
+    progress->doing = pairs->what;
+    for (uint32_t i = 0; i < count; i++) {
+        double *mine = &pairs->seconds[i], *other = &pairs->anchor_seconds[i];
+        const bool ok = i % 2 == 0 ? anchor(anchor_context, other) && run(run_context, mine)
+                                   : run(run_context, mine) && anchor(anchor_context, other);
+        if (!ok) return CLIENT_EXIT_FAILED;
+        pairs->count++;
+        const struct bench_ratio ratio = bench_pairs_ratio(pairs);
+        bench_note(progress, note, "%s beside %s: ratio %.3f (%.3f to %.3f), %u of %u pairs",
+                   pairs->what, pairs->anchor, ratio.median, ratio.min, ratio.max, i + 1, count);
+        bench_say(progress, "%s, pair %u of %u: %.3f s beside %.3f s", pairs->what, i + 1, count,
+                  *mine, *other);
+        if (!bench_go_on(progress)) return CLIENT_EXIT_FAILED;
+    }
+    return CLIENT_EXIT_OK;
 }
 
 static bool is_met(const struct bench_pairs *pairs, double ratio)

@@ -6,6 +6,7 @@
  * shared machine.
  */
 
+#include "tools/cachectl/bench_progress.h"
 #include "tools/cachectl/ctl.h"
 
 struct json_t;
@@ -25,11 +26,11 @@ struct bench_pairs {
     double seconds[BENCH_PAIRS_MAX], anchor_seconds[BENCH_PAIRS_MAX];
 };
 
-/* Runs something once.  false: it failed (the sentence is printed). */
+/* Runs something once.  false: it failed (the sentence is printed), or this program is to end. */
 typedef bool (*bench_run)(void *context, double *ret_seconds);
 
 /* `count` pairs, the order changing from pair to pair.  Returns an exit code. */
-int bench_pairs_measure(const struct ctl *ctl, struct bench_pairs *pairs, uint32_t count,
+int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pairs, uint32_t count,
                         bench_run run, void *run_context, bench_run anchor, void *anchor_context);
 
 /* Median of the pairs' ratios, and their ends. */

@@ -31,7 +31,7 @@ static bool run_prefill(void *context, double *ret_seconds)
     bench_session_reset(prefill->session);
     const double began = bench_now();
     eng_prefill_begin(prefill->session->session, prefill->ids, 0, prefill->tokens);
-    const bool done = bench_finish_long_runs(one, 1);
+    const bool done = bench_finish_runs(one, 1);
     *ret_seconds = bench_now() - began;
     return done;
 }
@@ -92,9 +92,9 @@ struct bench_case {
     double target;
 };
 
-static int measure(const struct ctl *ctl, struct bench_session *ced, struct bench_session *all,
-                   const uint32_t *ids, const struct bench_case *cases, uint32_t count,
-                   struct bench_pairs *pairs)
+static int measure(struct bench_progress *progress, struct bench_session *ced,
+                   struct bench_session *all, const uint32_t *ids, const struct bench_case *cases,
+                   uint32_t count, struct bench_pairs *pairs)
 {
     int code = CLIENT_EXIT_OK;
     for (uint32_t i = 0; i < count && code == 0; i++) {
@@ -104,13 +104,13 @@ static int measure(const struct ctl *ctl, struct bench_session *ced, struct benc
             .unit = cases[i].tokens, .anchor_unit = cases[i].tokens, .target = cases[i].target};
         (void)snprintf(line->what, sizeof(line->what), "CED prefill of %u", cases[i].tokens);
         (void)snprintf(line->anchor, sizeof(line->anchor), "all layers");
-        code = bench_pairs_measure(ctl, line, cases[i].pairs, run_prefill, &mine, run_prefill,
+        code = bench_pairs_measure(progress, line, cases[i].pairs, run_prefill, &mine, run_prefill,
                                    &anchor);
     }
     return code;
 }
 
-int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options)
+int bench_prefill(struct bench_progress *progress, const struct bench_engine_options *options)
 {
     static const struct bench_case full[] = {{1024, 7, 0.60}, {8192, 5, 0.55}, {32768, 3, 0.53}};
     static const struct bench_case quick[] = {{1024, 5, 0.60}, {2048, 5, 0}};
@@ -124,25 +124,27 @@ int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options)
     uint64_t beyond = 0;
     uint32_t *ids = make_ids(most);
 
-    int code = ids != NULL ? bench_model_dir_make(ctl, options, &dir) : CLIENT_EXIT_FAILED;
+    int code = ids != NULL ? bench_model_dir_make(progress, options, &dir) : CLIENT_EXIT_FAILED;
     if (code != 0) {
         free(ids);
         return code;
     }
     const uint64_t before = own_memory();
     one = bench_model_open(&dir, (uint32_t)options->threads, false);
-    if (one == NULL || !bench_session_init(&ced, one, most, false)) code = CLIENT_EXIT_FAILED;
+    if (one == NULL || !bench_session_init(&ced, one, most, false, progress))
+        code = CLIENT_EXIT_FAILED;
     if (code == 0) {
         bench_ids(one, 1, ids, most);
         if (!memory_beyond(&ced, ids, most, before, &beyond)) code = CLIENT_EXIT_FAILED;
     }
     if (code == 0) {
         two = bench_model_open(&dir, (uint32_t)options->threads, true);
-        if (two == NULL || !bench_session_init(&all, two, most, true)) code = CLIENT_EXIT_FAILED;
+        if (two == NULL || !bench_session_init(&all, two, most, true, progress))
+            code = CLIENT_EXIT_FAILED;
     }
-    if (code == 0) code = measure(ctl, &ced, &all, ids, cases, count, pairs);
+    if (code == 0) code = measure(progress, &ced, &all, ids, cases, count, pairs);
     if (code == 0)
-        code = bench_pairs_report(ctl, "prefill", pairs, count, facts(one, most, beyond));
+        code = bench_pairs_report(progress->ctl, "prefill", pairs, count, facts(one, most, beyond));
     bench_session_fini(&ced);
     bench_session_fini(&all);
     eng_model_close(one);
@@ -152,7 +154,7 @@ int bench_prefill(struct ctl *ctl, const struct bench_engine_options *options)
     return code;
 }
 
-int bench_threads(struct ctl *ctl, const struct bench_engine_options *options)
+int bench_threads(struct bench_progress *progress, const struct bench_engine_options *options)
 {
     const uint32_t tokens = options->quick ? 1024 : 4096;
     struct bench_pairs pairs = {.unit = tokens,
@@ -166,24 +168,24 @@ int bench_threads(struct ctl *ctl, const struct bench_engine_options *options)
     struct bench_model_dir dir;
     uint32_t *ids = make_ids(tokens);
 
-    int code = ids != NULL ? bench_model_dir_make(ctl, options, &dir) : CLIENT_EXIT_FAILED;
+    int code = ids != NULL ? bench_model_dir_make(progress, options, &dir) : CLIENT_EXIT_FAILED;
     if (code != 0) {
         free(ids);
         return code;
     }
     struct eng_model *slow = bench_model_open(&dir, 1, false);
     struct eng_model *fast = bench_model_open(&dir, 2, false);
-    if (slow == NULL || fast == NULL || !bench_session_init(&one, slow, tokens, false) ||
-        !bench_session_init(&two, fast, tokens, false))
+    if (slow == NULL || fast == NULL || !bench_session_init(&one, slow, tokens, false, progress) ||
+        !bench_session_init(&two, fast, tokens, false, progress))
         code = CLIENT_EXIT_FAILED;
     if (code == 0) {
         bench_ids(slow, 1, ids, tokens);
         struct prefill mine = {&two, ids, tokens}, anchor = {&one, ids, tokens};
-        code = bench_pairs_measure(ctl, &pairs, options->quick ? 5 : 7, run_prefill, &mine,
+        code = bench_pairs_measure(progress, &pairs, options->quick ? 5 : 7, run_prefill, &mine,
                                    run_prefill, &anchor);
     }
     if (code == 0)
-        code = bench_pairs_report(ctl, "threads", &pairs, 1,
+        code = bench_pairs_report(progress->ctl, "threads", &pairs, 1,
                                   json_pack("{s:s}", "kernels", eng_model_family(slow)));
     bench_session_fini(&one);
     bench_session_fini(&two);

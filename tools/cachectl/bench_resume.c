@@ -112,7 +112,7 @@ static bool sync_file(int fd)
 }
 
 static bool resume_init(struct resume *own, struct eng_model *model, const uint32_t *ids,
-                        uint32_t tokens)
+                        uint32_t tokens, struct bench_progress *progress)
 {
     const struct kv_layout *layout = eng_model_layout(model);
     struct kv_image_header header = {0};
@@ -129,11 +129,11 @@ static bool resume_init(struct resume *own, struct eng_model *model, const uint3
     }
     own->fd = open_file();
     if (own->fd < 0) return false;
-    if (!bench_session_init(&own->kept, model, room, false) ||
-        !bench_session_init(&own->work, model, room, false))
+    if (!bench_session_init(&own->kept, model, room, false, progress) ||
+        !bench_session_init(&own->work, model, room, false, progress))
         return false;
     eng_prefill_begin(own->kept.session, ids, 0, tokens);
-    if (!bench_finish_long_runs(one, 1)) return false;
+    if (!bench_finish_runs(one, 1)) return false;
     own->state = header.state = eng_session_state(own->kept.session);
     memset(own->image, 0, own->image_bytes);
     eng_session_export(own->kept.session, own->image);
@@ -151,19 +151,20 @@ static void resume_fini(struct resume *own)
     if (own->fd >= 0) (void)close(own->fd);
 }
 
-static void run_to(struct resume *own, uint32_t from, uint32_t to)
+static bool run_to(struct resume *own, uint32_t from, uint32_t to)
 {
     struct bench_session *one[] = {&own->work};
     eng_prefill_begin(own->work.session, own->ids, from, to);
-    bench_finish_runs(one, 1);
+    return bench_finish_runs(one, 1);
 }
 
-static double time_live(struct resume *own, uint32_t new_tokens)
+static bool time_live(struct resume *own, uint32_t new_tokens, double *ret_seconds)
 {
     bench_session_copy(&own->work, &own->kept);
     const double began = bench_now();
-    run_to(own, own->tokens, own->tokens + new_tokens);
-    return bench_now() - began;
+    if (!run_to(own, own->tokens, own->tokens + new_tokens)) return false;
+    *ret_seconds = bench_now() - began;
+    return true;
 }
 
 static bool time_read(struct resume *own, double *ret_seconds)
@@ -182,9 +183,9 @@ static bool time_read(struct resume *own, double *ret_seconds)
 static bool run_live_and_read(void *context, double *ret_seconds)
 {
     struct resume *own = context;
-    double reading = 0;
+    double reading = 0, live;
 
-    const double live = time_live(own, NEW_TOKENS);
+    if (!time_live(own, NEW_TOKENS, &live)) return false;
     memcpy(own->logits, eng_session_logits(own->work.session),
            eng_model_layout(own->work.model)->vocab_tokens * sizeof(float));
     if (!time_read(own, &reading)) return false;
@@ -215,7 +216,7 @@ static bool run_exact(void *context, double *ret_seconds)
 
     const double began = bench_now();
     if (!restore(own, &reading)) return false;
-    run_to(own, own->tokens, own->tokens + NEW_TOKENS);
+    if (!run_to(own, own->tokens, own->tokens + NEW_TOKENS)) return false;
     *ret_seconds = bench_now() - began;
     const float *logits = eng_session_logits(own->work.session);
     for (uint32_t i = 0; i < eng_model_layout(own->work.model)->vocab_tokens; i++)
@@ -230,7 +231,7 @@ static bool run_exact_without_reading(void *context, double *ret_seconds)
 
     const double began = bench_now();
     if (!restore(own, &reading)) return false;
-    run_to(own, own->tokens, own->tokens + NEW_TOKENS);
+    if (!run_to(own, own->tokens, own->tokens + NEW_TOKENS)) return false;
     *ret_seconds = bench_now() - began - reading;
     return true;
 }
@@ -241,11 +242,13 @@ static bool run_replay_added(void *context, double *ret_seconds)
     struct resume *own = context;
     const uint32_t window = eng_model_layout(own->work.model)->window_tokens;
 
-    const double live = time_live(own, NEW_TOKENS);
+    double live;
+
+    if (!time_live(own, NEW_TOKENS, &live)) return false;
     bench_session_copy(&own->work, &own->kept);
     const double began = bench_now();
     eng_session_rows_only(own->work.session, own->ids, own->tokens);
-    run_to(own, own->tokens - window, own->tokens + NEW_TOKENS);
+    if (!run_to(own, own->tokens - window, own->tokens + NEW_TOKENS)) return false;
     *ret_seconds = bench_now() - began - live;
     return true;
 }
@@ -253,12 +256,11 @@ static bool run_replay_added(void *context, double *ret_seconds)
 static bool run_window_of_tokens(void *context, double *ret_seconds)
 {
     struct resume *own = context;
-    *ret_seconds = time_live(own, eng_model_layout(own->work.model)->window_tokens);
-    return true;
+    return time_live(own, eng_model_layout(own->work.model)->window_tokens, ret_seconds);
 }
 
-static int measure(struct ctl *ctl, struct resume *near, struct resume *far, uint32_t rounds,
-                   struct bench_pairs pairs[3])
+static int measure(struct bench_progress *progress, struct resume *near, struct resume *far,
+                   uint32_t rounds, struct bench_pairs pairs[3])
 {
     pairs[0] = (struct bench_pairs){.target = 1.2, .anchor = "live + reading"};
     pairs[1] = (struct bench_pairs){.target = 1.1, .anchor = "a window of tokens, live"};
@@ -270,7 +272,8 @@ static int measure(struct ctl *ctl, struct resume *near, struct resume *far, uin
                    far->tokens);
     (void)snprintf(pairs[2].anchor, sizeof(pairs[2].anchor), "EXACT at %u, without reading",
                    near->tokens);
-    int code = bench_pairs_measure(ctl, &pairs[0], rounds, run_exact, far, run_live_and_read, far);
+    int code =
+        bench_pairs_measure(progress, &pairs[0], rounds, run_exact, far, run_live_and_read, far);
     far->differing = 0;
     /* Once more in the order that leaves live logits to compare with. */
     double unused;
@@ -282,15 +285,15 @@ static int measure(struct ctl *ctl, struct resume *near, struct resume *far, uin
         code = CLIENT_EXIT_FAILED;
     }
     if (code == 0)
-        code = bench_pairs_measure(ctl, &pairs[1], rounds, run_replay_added, far,
+        code = bench_pairs_measure(progress, &pairs[1], rounds, run_replay_added, far,
                                    run_window_of_tokens, far);
     if (code == 0)
-        code = bench_pairs_measure(ctl, &pairs[2], rounds, run_exact_without_reading, far,
+        code = bench_pairs_measure(progress, &pairs[2], rounds, run_exact_without_reading, far,
                                    run_exact_without_reading, near);
     return code;
 }
 
-int bench_resume(struct ctl *ctl, const struct bench_engine_options *options)
+int bench_resume(struct bench_progress *progress, const struct bench_engine_options *options)
 {
     const uint32_t far_tokens = options->quick ? 4096 : 16384, near_tokens = 1024;
     const uint32_t rounds = options->quick ? 5 : 7;
@@ -298,19 +301,19 @@ int bench_resume(struct ctl *ctl, const struct bench_engine_options *options)
     struct resume near = {.fd = -1}, far = {.fd = -1};
     struct bench_model_dir dir;
 
-    int code = bench_model_dir_make(ctl, options, &dir);
+    int code = bench_model_dir_make(progress, options, &dir);
     if (code != 0) return code;
     struct eng_model *model = bench_model_open(&dir, (uint32_t)options->threads, false);
     uint32_t *ids = calloc(far_tokens + 4096, sizeof(*ids));
     if (model != NULL && ids == NULL) ctl_error("no memory for %u token ids", far_tokens + 4096);
     if (model == NULL || ids == NULL) code = CLIENT_EXIT_FAILED;
     if (code == 0) bench_ids(model, 1, ids, far_tokens + 4096);
-    if (code == 0 && (!resume_init(&near, model, ids, near_tokens) ||
-                      !resume_init(&far, model, ids, far_tokens)))
+    if (code == 0 && (!resume_init(&near, model, ids, near_tokens, progress) ||
+                      !resume_init(&far, model, ids, far_tokens, progress)))
         code = CLIENT_EXIT_FAILED;
-    if (code == 0) code = measure(ctl, &near, &far, rounds, pairs);
+    if (code == 0) code = measure(progress, &near, &far, rounds, pairs);
     if (code == 0)
-        code = bench_pairs_report(ctl, "resume", pairs, KV_ARRAY_COUNT(pairs),
+        code = bench_pairs_report(progress->ctl, "resume", pairs, KV_ARRAY_COUNT(pairs),
                                   json_pack("{s:s, s:I, s:I}", "kernels", eng_model_family(model),
                                             "bytes read by EXACT (far)",
                                             (json_int_t)((uint64_t)kv_pages_for(far_tokens) *

@@ -44,7 +44,7 @@ struct round {
 
 /* Owned by: bench_rpc(). */
 struct bench {
-    struct ctl *ctl;
+    struct bench_progress *progress;
     const char *daemon; /* NULL: the one beside this program. */
     uint32_t rounds, calls;
     struct spawn spawn;
@@ -127,8 +127,8 @@ static int prepare_lookup(struct bench *bench)
     char name[] = SESSION;
     bool created = false;
 
-    int code =
-        ctl_connect_as(bench->ctl, bench->spawn.endpoint, bench->spawn.user_token, 10000, &client);
+    int code = ctl_connect_as(bench->progress->ctl, bench->spawn.endpoint, bench->spawn.user_token,
+                              10000, &client);
     if (code != 0) return code;
     for (uint32_t i = 0; i < PROMPT_TOKENS; i++)
         tokens[i] = 3 + i;
@@ -163,13 +163,13 @@ static int start_echo(struct bench *bench, char *endpoint, size_t endpoint_bytes
     char *const argv[] = {self, verb, endpoint, bytes, NULL};
     bench->echo_pid = spawn_process(argv, NULL);
     if (bench->echo_pid == 0) return CLIENT_EXIT_FAILED;
-    for (int i = 0; i < 250; i++) {
+    for (int i = 0; i < 250 && bench_go_on(bench->progress); i++) {
         const struct timespec pause = {0, 20000000};
         struct stat info;
         if (stat(endpoint + strlen("unix:"), &info) == 0) return CLIENT_EXIT_OK;
         (void)nanosleep(&pause, NULL);
     }
-    ctl_error("the echo server did not start");
+    if (!spawn_interrupted()) ctl_error("the echo server did not start");
     return CLIENT_EXIT_FAILED;
 }
 
@@ -178,7 +178,7 @@ static int prepare(struct bench *bench)
     const struct spawn_options options = {.daemon = bench->daemon, .backend = "synthetic"};
     char endpoint[SPAWN_PATH_BYTES], token[CTL_TOKEN_BYTES], why[320];
 
-    int code = spawn_start(bench->ctl, &options, &bench->spawn);
+    int code = spawn_start(bench->progress->ctl, &options, &bench->spawn);
     if (code == 0) code = prepare_lookup(bench);
     if (code == 0) code = start_echo(bench, endpoint, sizeof(endpoint));
     if (code != 0) return code;
@@ -197,27 +197,44 @@ static int prepare(struct bench *bench)
     return CLIENT_EXIT_FAILED;
 }
 
-static int measure(struct bench *bench)
+/* One round of all three.  false: a call failed, or this program is to end. */
+static bool measure_round(struct bench *bench, struct round *ret_round)
 {
     uint64_t *times = bench->times_ns;
+    struct round round;
+
+    if (!bench_call_run(bench->echo, bench->progress, times, bench->calls)) return false;
+    round.echo = sample_of(times, bench->calls);
+    if (!bench_call_run(bench->lookup, bench->progress, times, bench->calls)) return false;
+    round.lookup = sample_of(times, bench->calls);
+    if (!run_hand_overs(times, bench->calls)) return false;
+    round.hand = sample_of(times, bench->calls);
+    round.ratio = round.lookup.p50 / (round.echo.p50 + round.hand.p50);
+    *ret_round = round;
+    return true;
+}
+
+static int measure(struct bench *bench)
+{
+    struct bench_progress *progress = bench->progress;
     const uint32_t warm = KV_MIN(bench->calls, 200u);
 
-    bool ok =
-        bench_call_run(bench->echo, times, warm) && bench_call_run(bench->lookup, times, warm);
+    progress->doing = "rounds of calls";
+    bool ok = bench_call_run(bench->echo, progress, bench->times_ns, warm) &&
+              bench_call_run(bench->lookup, progress, bench->times_ns, warm);
     for (uint32_t i = 0; i < bench->rounds && ok; i++) {
-        struct round *round = &bench->results[i];
-        ok = bench_call_run(bench->echo, times, bench->calls);
-        round->echo = sample_of(times, bench->calls);
-        ok = ok && bench_call_run(bench->lookup, times, bench->calls);
-        round->lookup = sample_of(times, bench->calls);
-        ok = ok && run_hand_overs(times, bench->calls);
-        round->hand = sample_of(times, bench->calls);
-        round->ratio = round->lookup.p50 / (round->echo.p50 + round->hand.p50);
-        ctl_say(bench->ctl, "round %u of %u: %.2f", i + 1, bench->rounds, round->ratio);
-        if (spawn_interrupted()) return CLIENT_EXIT_FAILED;
+        const struct round *round = &bench->results[i];
+        ok = measure_round(bench, &bench->results[i]);
+        if (!ok) break;
+        bench_say(progress, "round %u of %u: %.2f", i + 1, bench->rounds, round->ratio);
+        bench_note(progress, 0,
+                   "%u of %u rounds; the last: Lookup %.1f us, echo %.1f us, hand-overs %.1f us at "
+                   "p50, ratio %.3f",
+                   i + 1, bench->rounds, round->lookup.p50, round->echo.p50, round->hand.p50,
+                   round->ratio);
     }
     if (ok) return CLIENT_EXIT_OK;
-    ctl_error("a call of the benchmark failed");
+    if (!spawn_interrupted()) ctl_error("a call of the benchmark failed");
     return CLIENT_EXIT_FAILED;
 }
 
@@ -237,7 +254,7 @@ static int report(struct bench *bench)
     const double low = bench->results[0].ratio;
     const double high = bench->results[bench->rounds - 1].ratio;
     const bool met = median->ratio <= TARGET;
-    if (bench->ctl->json) {
+    if (bench->progress->ctl->json) {
         return out_json_take(json_pack(
             "{s:s, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:b, s:I, s:I, s:I, s:I}", "benchmark", "rpc",
             "echo", sample_json(&median->echo), "hand_overs", sample_json(&median->hand), "lookup",
@@ -255,7 +272,7 @@ static int report(struct bench *bench)
         out_table_cell(&table, "%.1f", samples[i]->p50);
         out_table_cell(&table, "%.1f", samples[i]->p99);
     }
-    out_table_print(bench->ctl, &table);
+    out_table_print(bench->progress->ctl, &table);
     (void)printf("Lookup / (echo + hand-overs), p50: median %.3f, min %.3f, max %.3f; target %.2f "
                  "%s\n",
                  median->ratio, low, high, TARGET, met ? "met" : "missed");
@@ -265,10 +282,10 @@ static int report(struct bench *bench)
     return CLIENT_EXIT_OK;
 }
 
-int bench_rpc(struct ctl *ctl, const char *daemon, bool quick)
+int bench_rpc(struct bench_progress *progress, const char *daemon, bool quick)
 {
     struct bench bench = {
-        .ctl = ctl,
+        .progress = progress,
         .daemon = daemon,
         .rounds = quick ? 5 : 11,
         .calls = quick ? 1000 : 4000,

@@ -53,7 +53,7 @@ static void print_help(const struct command *command, const struct arg *args, si
     ctl_print_globals();
     (void)printf("\nExample:\n  %s\n\n", command->example);
     (void)printf("Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 unavailable or\n"
-                 "retry, 6 quota, 7 corruption found\n");
+                 "retry, 6 quota, 7 corruption found, 128 + N ended by signal N\n");
 }
 
 void ctl_error(const char *fmt, ...)

@@ -7,6 +7,7 @@
  */
 
 #include "tools/cachectl/ctl.h"
+#include "tools/cachectl/spawn.h"
 #include "tools/version.h"
 
 #include <errno.h>
@@ -15,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define SIGNALLED 128 /* What shells add a signal to. */
 
 static void print_help(void)
 {
@@ -114,6 +117,13 @@ static int flush(int code)
     return code == CLIENT_EXIT_OK ? CLIENT_EXIT_FAILED : code;
 }
 
+/* What a shell says of a program that a signal ended, also where the signal was held until files
+ * and daemons were cleaned up. */
+static int ended(int code)
+{
+    return code != CLIENT_EXIT_OK && spawn_interrupted() ? SIGNALLED + spawn_signal() : code;
+}
+
 int main(int argc, char **argv)
 {
     const char *no_color = getenv("NO_COLOR");
@@ -155,5 +165,5 @@ int main(int argc, char **argv)
         print_help();
         return flush(CLIENT_EXIT_USAGE);
     }
-    return flush(run(&ctl, argc - i, argv + i));
+    return ended(flush(run(&ctl, argc - i, argv + i)));
 }

@@ -66,12 +66,13 @@ static int print_json(const struct eng_inspect *inspect)
 {
     const struct eng_config *c = &inspect->config;
     json_t *shape = json_pack(
-        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "vocab", (int)c->vocab,
-        "hidden", (int)c->hidden, "layers", (int)c->layers, "encoder_layers",
+        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I}", "vocab",
+        (int)c->vocab, "hidden", (int)c->hidden, "layers", (int)c->layers, "encoder_layers",
         (int)c->encoder_layers, "draft_stages", (int)c->draft_stages, "heads", (int)c->heads,
         "head_dim", (int)c->head_dim, "window_tokens", (int)c->window, "experts", (int)c->experts,
         "experts_active", (int)c->experts_active, "index_topk", (int)c->index_topk, "engram_layers",
-        (int)c->engram_count);
+        (int)c->engram_count, "positions", (json_int_t)c->positions, "context_tokens",
+        (json_int_t)inspect->layout.context_tokens);
     json_t *parameters = json_pack(
         "{s:I, s:I, s:I, s:I, s:I, s:I}", "backbone", (json_int_t)inspect->backbone,
         "engram_projections", (json_int_t)inspect->values[ENG_PART_ENGRAM], "engram_rows",
@@ -97,12 +98,15 @@ static int print_json(const struct eng_inspect *inspect)
 static void print_shape(const struct ctl *ctl, const struct eng_inspect *inspect)
 {
     const struct eng_config *c = &inspect->config;
+    char a[OUT_TEXT_BYTES], b[OUT_TEXT_BYTES];
 
     (void)printf("%s%s%s\n", ctl_bold(ctl), c->name, ctl_plain(ctl));
     (void)printf("layers %u: %u encoder, %u decoder; draft stages %u\n", c->layers,
                  c->encoder_layers, c->layers - c->encoder_layers, c->draft_stages);
     (void)printf("hidden %u, vocabulary %u, heads %u of %u (%u rotated), window %u tokens\n",
                  c->hidden, c->vocab, c->heads, c->head_dim, c->rope_dim, c->window);
+    (void)printf("context %s tokens of %s positions\n", grouped(a, inspect->layout.context_tokens),
+                 grouped(b, c->positions));
     (void)printf("experts %u, %u active, width %u, and one shared\n", c->experts, c->experts_active,
                  c->moe_width);
     (void)printf("rows from layers");

@@ -96,8 +96,7 @@ static bool parse_isa(const char *text, enum eng_isa *ret_isa)
     return false;
 }
 
-static bool check_options(const struct model_run_options *options, uint64_t chunk,
-                          uint64_t threads)
+static bool check_options(const struct model_run_options *options, uint64_t chunk, uint64_t threads)
 {
     if (options->tokens == NULL || options->dump == NULL) {
         ctl_error("%s is missing; `cachectl model run --help` says more",
@@ -108,9 +107,9 @@ static bool check_options(const struct model_run_options *options, uint64_t chun
         ctl_error("--replay needs --resume-at N");
         return false;
     }
-    if (chunk > ENG_PASS_ROWS_MAX) {
+    if (chunk > KV_PASS_ROWS_MAX) {
         ctl_error("--chunk must be at most %u, the most tokens of a pass; found %llu",
-                  ENG_PASS_ROWS_MAX, (unsigned long long)chunk);
+                  KV_PASS_ROWS_MAX, (unsigned long long)chunk);
         return false;
     }
     if (threads > KV_ENGINE_THREADS_MAX) {
@@ -194,7 +193,13 @@ fail:
 static bool check_tokens(const struct runner *runner)
 {
     const uint32_t vocab = eng_model_layout(runner->model)->vocab_tokens;
+    const uint32_t context = eng_model_layout(runner->model)->context_tokens;
     uint32_t good = 0;
+    if (runner->count > context) {
+        ctl_error("%s: %u tokens, the model takes at most %u (max_position_embeddings)",
+                  runner->options->tokens, runner->count, context);
+        return false;
+    }
     while (good < runner->count && runner->ids[good] < vocab)
         good++;
     if (good == runner->count) return true;
@@ -354,8 +359,8 @@ static void take_draft(const struct runner *runner, struct run_tensors *tensors)
 {
     const uint32_t max = eng_model_config(runner->model)->draft_block;
     const struct eng_sampling greedy = {.temperature = 0, .top_p = 1};
-    uint32_t tokens[ENG_DRAFT_BLOCK_MAX];
-    float confidence[ENG_DRAFT_BLOCK_MAX];
+    uint32_t tokens[KV_DRAFT_BLOCK_MAX];
+    float confidence[KV_DRAFT_BLOCK_MAX];
 
     if (max == 0) return;
     const uint32_t first = eng_session_sample(runner->session, &greedy);
@@ -495,7 +500,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.dir = argv[0];
     options.resumes = resume_at != NOT_GIVEN;
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
-    options.chunk = (uint32_t)KV_MIN(chunk, ENG_PASS_ROWS_MAX);
+    options.chunk = (uint32_t)KV_MIN(chunk, KV_PASS_ROWS_MAX);
     options.threads = (uint32_t)KV_MIN(threads, KV_ENGINE_THREADS_MAX);
     if (!check_options(&options, chunk, threads) || !check_output(&options) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||

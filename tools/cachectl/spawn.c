@@ -91,16 +91,17 @@ pid_t spawn_tool(char *const argv[])
     return start(argv, "/dev/null", false);
 }
 
+static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+
 /* Without those that are ignored (nohup): held back, they would be pending all the same. */
 static void ending_signals(sigset_t *set)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action;
 
     (void)sigemptyset(set);
-    for (size_t i = 0; i < KV_ARRAY_COUNT(signals); i++)
-        if (sigaction(signals[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            (void)sigaddset(set, signals[i]);
+    for (size_t i = 0; i < KV_ARRAY_COUNT(ends); i++)
+        if (sigaction(ends[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            (void)sigaddset(set, ends[i]);
 }
 
 void spawn_hold_signals(void)
@@ -111,22 +112,29 @@ void spawn_hold_signals(void)
     (void)pthread_sigmask(SIG_BLOCK, &held, NULL);
 }
 
-bool spawn_interrupted(void)
+int spawn_signal(void)
 {
     sigset_t pending, ending;
 
     ending_signals(&ending);
-    return sigpending(&pending) == 0 && sigandset(&pending, &pending, &ending) == 0 &&
-           !sigisemptyset(&pending);
+    if (sigpending(&pending) != 0 || sigandset(&pending, &pending, &ending) != 0) return 0;
+    for (size_t i = 0; i < KV_ARRAY_COUNT(ends); i++)
+        if (sigismember(&pending, ends[i]) == 1) return ends[i];
+    return 0;
 }
 
-bool spawn_wait(pid_t pid, int *ret_status)
+bool spawn_interrupted(void)
+{
+    return spawn_signal() != 0;
+}
+
+bool spawn_wait(pid_t pid, bool (*go_on)(void *context), void *context, int *ret_status)
 {
     pid_t ended = 0;
     bool killed = false;
 
     while (ended == 0 || (ended < 0 && errno == EINTR)) {
-        if (!killed && spawn_interrupted()) killed = kill(pid, SIGTERM) == 0;
+        if (!killed && !go_on(context)) killed = kill(pid, SIGTERM) == 0;
         ended = waitpid(pid, ret_status, WNOHANG);
         if (ended == 0) sleep_ms(20);
     }

@@ -42,14 +42,15 @@ void spawn_hold_signals(void);
 
 /* Whether the user, or the system, wants this program to end. */
 bool spawn_interrupted(void);
+int spawn_signal(void); /* Which signal that is; 0: none. */
 
 /* Runs argv with stdin from /dev/null and stdout and stderr appended to log_path (NULL: inherited).
  * 0: it could not be started. */
 pid_t spawn_process(char *const argv[], const char *log_path);
 
-/* Waits for its end, and asks it to end when this program is to.  false: there is nothing to wait
- * for. */
-bool spawn_wait(pid_t pid, int *ret_status);
+/* Waits for its end, and asks it to end once go_on(context), asked again and again, is false.
+ * false: there is nothing to wait for. */
+bool spawn_wait(pid_t pid, bool (*go_on)(void *context), void *context, int *ret_status);
 
 /* The same, but stdout goes nowhere and stderr is inherited: only what goes wrong is seen. */
 pid_t spawn_tool(char *const argv[]);

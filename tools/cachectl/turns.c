@@ -104,6 +104,8 @@ bool turn_run_prefill(struct client *client, const char *session, const uint32_t
 struct arriving {
     uint32_t *tokens;
     uint32_t count, count_max;
+    bool (*go_on)(void *context); /* NULL: always. */
+    void *context;
     struct turn_decode *ret;
 };
 
@@ -114,6 +116,7 @@ static bool take_message(void *context, const ProtobufCMessage *message)
         (const Cached__Session__V1__DecodeResponse *)(const void *)message;
     const uint32_t count = (uint32_t)(part->tokens.len / 4);
 
+    if (arriving->go_on && !arriving->go_on(arriving->context)) return false;
     if (count > arriving->count_max - arriving->count) return false; /* More than was asked for. */
     for (uint32_t i = 0; i < count && arriving->tokens; i++)
         arriving->tokens[arriving->count + i] = kv_load32(part->tokens.data + (size_t)i * 4);
@@ -157,10 +160,12 @@ bool turn_run_forced(struct client *client, const char *session, const uint32_t 
 }
 
 bool turn_run_decode(struct client *client, const char *session, uint32_t count,
-                     uint32_t *ret_tokens, struct turn_decode *ret, struct client_failure *failure)
+                     uint32_t *ret_tokens, bool (*go_on)(void *context), void *context,
+                     struct turn_decode *ret, struct client_failure *failure)
 {
     Cached__Session__V1__DecodeRequest request = CACHED__SESSION__V1__DECODE_REQUEST__INIT;
-    struct arriving arriving = {.tokens = ret_tokens, .count_max = count, .ret = ret};
+    struct arriving arriving = {
+        .tokens = ret_tokens, .count_max = count, .go_on = go_on, .context = context, .ret = ret};
 
     *ret = (struct turn_decode){0};
     request.session_id = name_of(session);

@@ -38,9 +38,11 @@ bool turn_run_prefill(struct client *client, const char *session, const uint32_t
 bool turn_run_forced(struct client *client, const char *session, const uint32_t *tokens,
                      uint32_t count, struct turn_decode *ret, struct client_failure *failure);
 
-/* Samples `count` tokens greedily into ret_tokens. */
+/* Samples `count` tokens greedily into ret_tokens.  The call is given up once go_on(context), asked
+ * for each message, is false. */
 bool turn_run_decode(struct client *client, const char *session, uint32_t count,
-                     uint32_t *ret_tokens, struct turn_decode *ret, struct client_failure *failure);
+                     uint32_t *ret_tokens, bool (*go_on)(void *context), void *context,
+                     struct turn_decode *ret, struct client_failure *failure);
 
 /* A MANUAL checkpoint at the head, acknowledged when it is on SSD. */
 bool turn_checkpoint(struct client *client, const char *session, uint8_t ret_id[TURN_ID_BYTES],

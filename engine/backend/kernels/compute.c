@@ -8,7 +8,7 @@
 
 #include "engine/backend/kernels/compute.h"
 
-#include "engine/backend/kernels.h"
+#include "engine/backend/kernels/elementwise.h"
 #include "engine/backend/kernels/gemm_amx_split.h"
 #include "kvstore/base/bytes.h"
 
@@ -27,39 +27,35 @@ struct item_run {
     uint32_t part_rows;
 };
 
-const struct eng_gemm_ops *eng_gemm_of(enum eng_isa isa)
-{
-    isa = eng_isa_resolve(isa);
-    if (eng_isa_missing(isa) != NULL) return NULL;
-#if defined(__x86_64__)
-    if (isa == ENG_ISA_AMX) return &eng_gemm_amx;
-    if (isa == ENG_ISA_AVX512) return &eng_gemm_avx512;
-    if (isa == ENG_ISA_AVX2) return &eng_gemm_avx2;
-#endif
-    return &eng_gemm_base;
-}
+/* AVX-512, AVX2 and portable code are the fp32 family; tiles need AVX-512 for all but products and
+ * attention.  The reference mode has products of fp32 inputs: the fp32 family's take any. */
+#define SET(gemm_ops, attend_ops, elementwise_ops)                                                 \
+    {                                                                                              \
+        .gemm = &(gemm_ops), .attend = &(attend_ops), .elementwise = &(elementwise_ops),           \
+    }
 
-const struct eng_attend_ops *eng_attend_of(enum eng_isa isa)
-{
-    isa = eng_isa_resolve(isa);
-    if (eng_isa_missing(isa) != NULL) return NULL;
+/* Rounded, and unrounded. */
+static const struct eng_kernel_set sets[ENG_ISA_COUNT][2] = {
+    [ENG_ISA_PORTABLE] = {SET(eng_gemm_base, eng_attend_base, eng_elementwise_base),
+                          SET(eng_gemm_base, eng_attend_unrounded_base,
+                              eng_elementwise_base_unrounded)},
 #if defined(__x86_64__)
-    if (isa == ENG_ISA_AMX) return &eng_attend_amx;
-    if (isa == ENG_ISA_AVX512) return &eng_attend_avx512;
-    if (isa == ENG_ISA_AVX2) return &eng_attend_avx2;
+    [ENG_ISA_AVX2] = {SET(eng_gemm_avx2, eng_attend_avx2, eng_elementwise_avx2),
+                      SET(eng_gemm_avx2, eng_attend_unrounded_avx2,
+                          eng_elementwise_avx2_unrounded)},
+    [ENG_ISA_AVX512] = {SET(eng_gemm_avx512, eng_attend_avx512, eng_elementwise_avx512),
+                        SET(eng_gemm_avx512, eng_attend_unrounded_avx512,
+                            eng_elementwise_avx512_unrounded)},
+    [ENG_ISA_AMX] = {SET(eng_gemm_amx, eng_attend_amx, eng_elementwise_avx512),
+                     SET(eng_gemm_amx_split, eng_attend_unrounded_avx512,
+                         eng_elementwise_avx512_unrounded)},
 #endif
-    return &eng_attend_base;
-}
+};
 
-const struct eng_kernels *eng_elementwise_of(enum eng_isa isa)
+const struct eng_kernel_set *eng_kernels_of(enum eng_isa isa, bool unrounded)
 {
     isa = eng_isa_resolve(isa);
-    if (eng_isa_missing(isa) != NULL) return NULL;
-#if defined(__x86_64__)
-    if (isa == ENG_ISA_AMX || isa == ENG_ISA_AVX512) return &eng_kernels_avx512;
-    if (isa == ENG_ISA_AVX2) return &eng_kernels_avx2;
-#endif
-    return &eng_kernels_base;
+    return eng_isa_missing(isa) == NULL ? &sets[isa][unrounded] : NULL;
 }
 
 kv_status eng_compute_open(enum eng_isa isa, uint32_t threads, enum kv_thread_role role,
@@ -72,12 +68,10 @@ kv_status eng_compute_open(enum eng_isa isa, uint32_t threads, enum kv_thread_ro
         return KV_FAIL(err, KV_INVALID, "kernels '%s' cannot be used: %s",
                        eng_isa_name(compute.isa), missing);
     compute.family = eng_isa_family(compute.isa);
-    compute.gemm = eng_gemm_of(compute.isa);
-    compute.attend = eng_attend_of(compute.isa);
-    compute.elementwise = eng_elementwise_of(compute.isa);
+    compute.kernels = eng_kernels_of(compute.isa, false);
     const kv_status status = eng_pool_create(threads, role, &compute.pool, err);
     if (status != KV_OK) return status;
-    const size_t bytes = (size_t)eng_pool_threads(compute.pool) * ENG_COMPUTE_SCRATCH;
+    const size_t bytes = (size_t)eng_pool_threads(compute.pool) * ENG_KERNEL_SCRATCH;
     compute.scratch = aligned_alloc(4096, bytes);
     if (compute.scratch == NULL) {
         eng_pool_destroy(compute.pool);
@@ -97,27 +91,7 @@ void eng_compute_close(struct eng_compute *compute)
 void eng_compute_unround(struct eng_compute *compute)
 {
     compute->unrounded = true;
-    switch (compute->isa) {
-#if defined(__x86_64__)
-    case ENG_ISA_AMX:
-        compute->gemm = &eng_gemm_amx_split;
-        compute->attend = &eng_attend_unrounded_avx512;
-        compute->elementwise = &eng_kernels_avx512_unrounded;
-        return;
-    case ENG_ISA_AVX512:
-        compute->attend = &eng_attend_unrounded_avx512;
-        compute->elementwise = &eng_kernels_avx512_unrounded;
-        return;
-    case ENG_ISA_AVX2:
-        compute->attend = &eng_attend_unrounded_avx2;
-        compute->elementwise = &eng_kernels_avx2_unrounded;
-        return;
-#endif
-    default:
-        compute->attend = &eng_attend_unrounded_base;
-        compute->elementwise = &eng_kernels_base_unrounded;
-        return;
-    }
+    compute->kernels = eng_kernels_of(compute->isa, true);
 }
 
 size_t eng_compute_packed_bytes(const struct eng_compute *compute, uint32_t rows, uint32_t k)
@@ -155,7 +129,7 @@ static void run_pack(void *arg, uint32_t part, uint32_t thread)
     (void)thread;
     for (; part >= pack_parts(item); item++)
         part -= pack_parts(item);
-    run->compute->gemm->pack(item, part * PACK_PART, (part + 1) * PACK_PART);
+    run->compute->kernels->gemm->pack(item, part * PACK_PART, (part + 1) * PACK_PART);
 }
 
 static void run_gemm(void *arg, uint32_t part, uint32_t thread)
@@ -172,8 +146,8 @@ static void run_gemm(void *arg, uint32_t part, uint32_t thread)
     some.packed = (const uint8_t *)item->packed +
                   eng_compute_packed_bytes(run->compute, row, item->matrix->k);
     some.y += row * item->y_stride;
-    run->compute->gemm->gemm(&some, outputs * GEMM_PART, (outputs + 1) * GEMM_PART,
-                             eng_compute_scratch(run->compute, thread));
+    run->compute->kernels->gemm->gemm(&some, outputs * GEMM_PART, (outputs + 1) * GEMM_PART,
+                                      eng_compute_scratch(run->compute, thread));
 }
 
 /* Waking a thread takes as long as this many values packed, or weights used. */

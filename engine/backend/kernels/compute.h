@@ -12,20 +12,23 @@
 #include "engine/backend/kernels/isa.h"
 #include "engine/backend/kernels/pool.h"
 
-struct eng_kernels;
+struct eng_elementwise_ops;
+
+/* What one instruction set computes with. */
+struct eng_kernel_set {
+    const struct eng_gemm_ops *gemm;
+    const struct eng_attend_ops *attend;
+    const struct eng_elementwise_ops *elementwise;
+};
 
 struct eng_compute {
     enum eng_isa isa;   /* Never AUTO. */
     bool unrounded;     /* Inputs are any fp32 numbers. */
     const char *family; /* eng_isa_family() */
-    const struct eng_gemm_ops *gemm;
-    const struct eng_attend_ops *attend;
-    const struct eng_kernels *elementwise;
+    const struct eng_kernel_set *kernels;
     struct eng_pool *pool;
-    uint8_t *scratch; /* ENG_COMPUTE_SCRATCH per thread */
+    uint8_t *scratch; /* ENG_KERNEL_SCRATCH per thread */
 };
-
-#define ENG_COMPUTE_SCRATCH ENG_GEMM_SCRATCH
 
 /* KV_INVALID: the machine or the process may not use `isa`; the error says why. */
 kv_status eng_compute_open(enum eng_isa isa, uint32_t threads, enum kv_thread_role role,
@@ -40,15 +43,14 @@ void eng_compute_unround(struct eng_compute *compute);
  * block of ENG_PACK_ROWS on are eng_compute_packed_bytes() of the rows before behind the first. */
 size_t eng_compute_packed_bytes(const struct eng_compute *compute, uint32_t rows, uint32_t k);
 
-/* The operations alone, for calls inside a run of the pool; NULL: not on this machine. */
-const struct eng_gemm_ops *eng_gemm_of(enum eng_isa isa);
-const struct eng_attend_ops *eng_attend_of(enum eng_isa isa);
-const struct eng_kernels *eng_elementwise_of(enum eng_isa isa);
+/* The operations alone, for calls inside a run of the pool; unrounded: of the reference mode. NULL:
+ * not on this machine. */
+const struct eng_kernel_set *eng_kernels_of(enum eng_isa isa, bool unrounded);
 
 /* Scratch of one thread, for attend, score and the parts of a gemm. */
 static inline void *eng_compute_scratch(const struct eng_compute *compute, uint32_t thread)
 {
-    return compute->scratch + (size_t)thread * ENG_COMPUTE_SCRATCH;
+    return compute->scratch + (size_t)thread * ENG_KERNEL_SCRATCH;
 }
 
 /* All inputs, then all products; the items of one call do not depend on each other. */

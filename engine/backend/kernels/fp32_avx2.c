@@ -7,7 +7,7 @@
 
 #define ENG_TARGET __attribute__((target("avx2")))
 #define ENG_NAME(x) x##_avx2
-#define ENG_KERNELS eng_kernels_avx2
-#define ENG_KERNELS_UNROUNDED eng_kernels_avx2_unrounded
+#define ENG_ELEMENTWISE eng_elementwise_avx2
+#define ENG_ELEMENTWISE_UNROUNDED eng_elementwise_avx2_unrounded
 
 #include "engine/backend/kernels/fp32_body.inc"

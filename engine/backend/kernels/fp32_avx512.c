@@ -7,8 +7,8 @@
 
 #define ENG_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 #define ENG_NAME(x) x##_avx512
-#define ENG_KERNELS eng_kernels_avx512
-#define ENG_KERNELS_UNROUNDED eng_kernels_avx512_unrounded
+#define ENG_ELEMENTWISE eng_elementwise_avx512
+#define ENG_ELEMENTWISE_UNROUNDED eng_elementwise_avx512_unrounded
 
 #include <immintrin.h>
 #include <stdint.h>

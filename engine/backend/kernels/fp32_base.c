@@ -7,7 +7,7 @@
 
 #define ENG_TARGET
 #define ENG_NAME(x) x##_base
-#define ENG_KERNELS eng_kernels_base
-#define ENG_KERNELS_UNROUNDED eng_kernels_base_unrounded
+#define ENG_ELEMENTWISE eng_elementwise_base
+#define ENG_ELEMENTWISE_UNROUNDED eng_elementwise_base_unrounded
 
 #include "engine/backend/kernels/fp32_body.inc"

@@ -30,7 +30,7 @@
 /* Outputs are divided among threads in units of this many. */
 #define ENG_GEMM_UNIT 32u
 /* What one thread needs at most, for any shape and any number of rows. */
-#define ENG_GEMM_SCRATCH (1024u * 1024u)
+#define ENG_KERNEL_SCRATCH (1024u * 1024u)
 
 enum eng_format { ENG_FORMAT_FP8, ENG_FORMAT_FP4, ENG_FORMAT_BF16, ENG_FORMAT_F32 };
 

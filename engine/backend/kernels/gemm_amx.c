@@ -52,7 +52,7 @@ struct scratch {
     /* Results of a panel for 32 rows, on their way to y: rows of y are pages apart. */
     float stage[32][PANEL * ENG_GEMM_UNIT];
 };
-_Static_assert(sizeof(struct scratch) <= ENG_GEMM_SCRATCH, "scratch");
+_Static_assert(sizeof(struct scratch) <= ENG_KERNEL_SCRATCH, "scratch");
 
 struct piece {
     uint32_t unit, step, steps;

@@ -15,6 +15,7 @@
 #include "engine/backend/kernels/pool.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
 
 #include <assert.h>
 #include <limits.h>
@@ -38,7 +39,7 @@ struct helper {
 #define INSIDE 0x3ffu
 #define CLOSED 0x400u
 #define RUN_SHIFT 11u
-_Static_assert(ENG_POOL_THREADS_MAX <= INSIDE, "everyone can be inside");
+_Static_assert(KV_ENGINE_THREADS_MAX <= INSIDE, "everyone can be inside");
 
 struct eng_pool {
     uint32_t threads;
@@ -180,7 +181,7 @@ kv_status eng_pool_create(uint32_t threads, enum kv_thread_role role, struct eng
 {
     const uint32_t here = processors();
     if (threads == 0) threads = here;
-    threads = KV_MIN(threads, ENG_POOL_THREADS_MAX);
+    threads = KV_MIN(threads, KV_ENGINE_THREADS_MAX);
 
     const size_t bytes = sizeof(struct eng_pool) + (threads - 1) * sizeof(struct helper);
     struct eng_pool *pool = aligned_alloc(64, (bytes + 63) / 64 * 64);

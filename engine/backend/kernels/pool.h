@@ -16,15 +16,13 @@
 
 #include <stdint.h>
 
-#define ENG_POOL_THREADS_MAX 256u
-
 struct eng_pool;
 
 /* thread: 0 for the caller of run, 1 .. threads - 1 for the others; for scratch memory. */
 typedef void eng_pool_fn(void *arg, uint32_t part, uint32_t thread);
 
 /* threads: with the caller; 0 is one per processor this process may use.  At most
- * ENG_POOL_THREADS_MAX.  The pool's own threads have `role`. */
+ * KV_ENGINE_THREADS_MAX.  The pool's own threads have `role`. */
 kv_status eng_pool_create(uint32_t threads, enum kv_thread_role role, struct eng_pool **ret_pool,
                           struct kv_error *err) KV_MUST_CHECK;
 void eng_pool_destroy(struct eng_pool *pool);

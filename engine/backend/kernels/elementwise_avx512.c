@@ -7,15 +7,15 @@
 
 #define ENG_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 #define ENG_NAME(x) x##_avx512
-#define ENG_KERNELS_NAME "avx512"
+#define ENG_ELEMENTWISE_NAME "avx512"
 
 #define ENG_ROUNDED 1
 
-#include "engine/backend/kernels_body.inc"
+#include "engine/backend/kernels/elementwise_body.inc"
 
 #undef ENG_NAME
 #undef ENG_ROUNDED
 #define ENG_NAME(x) x##_avx512_unrounded
 #define ENG_ROUNDED 0
 
-#include "engine/backend/kernels_body.inc"
+#include "engine/backend/kernels/elementwise_body.inc"

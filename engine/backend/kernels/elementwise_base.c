@@ -7,15 +7,15 @@
 
 #define ENG_TARGET
 #define ENG_NAME(x) x##_base
-#define ENG_KERNELS_NAME "portable"
+#define ENG_ELEMENTWISE_NAME "portable"
 
 #define ENG_ROUNDED 1
 
-#include "engine/backend/kernels_body.inc"
+#include "engine/backend/kernels/elementwise_body.inc"
 
 #undef ENG_NAME
 #undef ENG_ROUNDED
 #define ENG_NAME(x) x##_base_unrounded
 #define ENG_ROUNDED 0
 
-#include "engine/backend/kernels_body.inc"
+#include "engine/backend/kernels/elementwise_body.inc"

@@ -1,7 +1,7 @@
 #pragma once
 
 /*
- * The inner loops, once per instruction set, all with the same bits.
+ * The element-wise loops, once per instruction set, all with the same bits.
  *
  * Every output element is one sum in one fixed order without fused multiply-add, so neither the
  * number of tokens in a call nor the vector width shows in a result.  Pure; any thread.
@@ -31,7 +31,7 @@ struct eng_attend_args {
     float *o; /* heads x dim, fp32 */
 };
 
-struct eng_kernels {
+struct eng_elementwise_ops {
     const char *name;
     void (*attend)(const struct eng_attend_args *args);
     /* Round trip through FP8 in groups of 32 (count is a multiple of 32). */
@@ -57,17 +57,14 @@ struct eng_kernels {
     void (*index_row)(const float *values, size_t count, uint8_t *row);
 };
 
-extern const struct eng_kernels eng_kernels_avx512;
-extern const struct eng_kernels eng_kernels_avx2;
-extern const struct eng_kernels eng_kernels_base;
+extern const struct eng_elementwise_ops eng_elementwise_avx512;
+extern const struct eng_elementwise_ops eng_elementwise_avx2;
+extern const struct eng_elementwise_ops eng_elementwise_base;
 /* The same without a rounding anywhere: bf16(x) is x, rows are the values themselves, four bytes
  * each.  For the reference mode (eng_options.quant_off). */
-extern const struct eng_kernels eng_kernels_avx512_unrounded;
-extern const struct eng_kernels eng_kernels_avx2_unrounded;
-extern const struct eng_kernels eng_kernels_base_unrounded;
-
-/* Each that this machine has, the best first, for the tests that compare them; NULL: no more. */
-const struct eng_kernels *eng_kernels_at(unsigned index);
+extern const struct eng_elementwise_ops eng_elementwise_avx512_unrounded;
+extern const struct eng_elementwise_ops eng_elementwise_avx2_unrounded;
+extern const struct eng_elementwise_ops eng_elementwise_base_unrounded;
 
 /* exp with multiply and add only, so the same bits on every machine: Cody-Waite reduction and a
  * degree-6 polynomial, about 1 ulp; 0 below -87. */
