@@ -17,6 +17,7 @@ struct kv_layout content_layout(void)
 {
     struct kv_layout layout = {
         .vocab_tokens = 512,
+        .context_tokens = KV_PROMPT_TOKENS_MAX,
         .window_tokens = 8,
         .spare_tokens = 4,
         .encoder_layers = 2,
