@@ -251,9 +251,9 @@ static bool has_dir(const struct build *build, uint32_t dir)
     const struct recorder *recorder = build->recorder;
     const char *path = recorder->dirs[dir];
     const char *slash = strrchr(path, '/');
+    if (recorder->dirs_found[dir]) return true;
     for (uint32_t i = 0; i < recorder->event_count; i++) {
         if (!is_call(&recorder->events[i], KV_DISK_MAKE_DIR, dir)) continue;
-        if (recorder->events[i].result == -EEXIST) return true;
         if (!record_began(&recorder->events[i], build->tick)) return false;
         const uint32_t parent = dir_of(recorder, path, (size_t)(slash - path));
         return is_flushed(build, i, KV_DISK_SYNC_DIR, parent) ||

@@ -34,7 +34,7 @@
 
 struct totals {
     struct check check;
-    uint64_t cases, failures, saves, saves_refused, restores;
+    uint64_t cases, failures, losses, saves, saves_refused, restores;
     uint64_t fired[FAULT_COUNT];
 };
 
@@ -135,13 +135,15 @@ static uint64_t run_case(const struct options *options, const struct plan *plan,
     const char *said = judge_run(plan, work, &stack);
     if (!work->stuck) judge_disk(&check, plan, work, &stack);
     const uint64_t failures = check_failures(&check) + (said != NULL);
-    if (failures > 0 && totals->failures < TOLD_MAX)
+    const bool lost = check.first[0] != '\0';
+    if (failures > 0 && (totals->failures < TOLD_MAX || (lost && totals->losses < TOLD_MAX)))
         (void)printf("case %llu, call %llu, %s%s: %s%s%s\n", (unsigned long long)plan->number,
                      (unsigned long long)plan->call, fault_name(plan->fault),
                      plan->for_ever ? " for ever" : "", said == NULL ? "" : said,
                      said == NULL || check.first[0] == '\0' ? "" : "; ", check.first);
     totals->cases++;
     totals->failures += failures > 0;
+    totals->losses += lost;
     totals->saves += work->saves;
     totals->saves_refused += work->saves_failed;
     totals->restores += work->restores;

@@ -126,6 +126,18 @@ static uint32_t file_add(struct recorder *recorder, uint32_t dir, const char *na
     return recorder->file_count++;
 }
 
+void recorder_found(struct recorder *recorder, const char *dir, const char *name,
+                    const uint8_t *bytes, uint64_t size)
+{
+    const uint32_t index = dir_index(recorder, dir);
+    struct record_file *file = &recorder->files[file_add(recorder, index, name)];
+    recorder->dirs_found[index] = true;
+    file->found = true;
+    file->size = size;
+    file->bytes = must(malloc(KV_MAX(size, 1u)));
+    if (size > 0) memcpy(file->bytes, bytes, size);
+}
+
 static bool is_noted(enum kv_disk_verb verb)
 {
     return verb == KV_DISK_WRITE || verb == KV_DISK_SYNC || verb == KV_DISK_MAKE_DIR ||
@@ -161,31 +173,6 @@ static uint32_t call_begin(struct disk *disk, const struct kv_disk_call *call)
     return event_begin(disk->recorder, event);
 }
 
-/* One that this run did not make is taken as it is. */
-static uint32_t file_opened(struct disk *disk, const struct kv_disk_call *call, int fd)
-{
-    struct kv_disk *inner = disk->inner;
-    const uint32_t dir = disk->handles[call->fd];
-    const uint32_t known = file_index(disk->recorder, dir, call->name);
-    if (known != NONE) return known;
-    const uint32_t index = file_add(disk->recorder, dir, call->name);
-    struct record_file *file = &disk->recorder->files[index];
-    const int64_t size =
-        kv_disk_call(inner, &(struct kv_disk_call){.verb = KV_DISK_SIZE, .fd = fd});
-    assert(size >= 0);
-    file->found = true;
-    file->size = (uint64_t)size;
-    file->bytes = must(calloc(1, KV_MAX(file->size, 1u)));
-    const int64_t got = size == 0
-                            ? 0
-                            : kv_disk_call(inner, &(struct kv_disk_call){.verb = KV_DISK_READ,
-                                                                         .fd = fd,
-                                                                         .buf = file->bytes,
-                                                                         .bytes = file->size});
-    assert(got == size);
-    return index;
-}
-
 static void handle_set(struct disk *disk, int64_t fd, uint32_t index)
 {
     assert(fd < HANDLES_MAX);
@@ -204,7 +191,7 @@ static int64_t rec_call(struct kv_disk *base, const struct kv_disk_call *call)
         handle_set(disk, result, dir_index(disk->recorder, call->name));
         break;
     case KV_DISK_OPEN:
-        handle_set(disk, result, file_opened(disk, call, (int)result));
+        handle_set(disk, result, file_index(disk->recorder, disk->handles[call->fd], call->name));
         break;
     case KV_DISK_CREATE:
         handle_set(disk, result, disk->recorder->events[event].file);

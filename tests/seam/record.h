@@ -32,7 +32,7 @@ struct record_event {
 struct record_file {
     uint32_t dir; /* Index of dirs. */
     char name[RECORD_NAME_MAX];
-    bool found;     /* Not made in this run: it was there, durable, when first opened, */
+    bool found;     /* Not made in this run: it was there before, durable, */
     uint8_t *bytes; /* with these bytes. */
     uint64_t size;
 };
@@ -44,6 +44,7 @@ struct recorder {
     struct record_file files[512]; /* Made or found: a name used again is another file. */
     uint32_t file_count;
     char dirs[8][256];
+    bool dirs_found[8];
     uint32_t dir_count;
 };
 
@@ -55,6 +56,10 @@ static inline uint64_t recorder_mark(struct recorder *recorder)
 
 struct recorder *recorder_create(void);
 void recorder_destroy(struct recorder *recorder);
+
+/* Before the run: a file that is there already.  Its bytes are copied. */
+void recorder_found(struct recorder *recorder, const char *dir, const char *name,
+                    const uint8_t *bytes, uint64_t size);
 
 /* Wrappers; they own neither what they wrap nor the recorder. */
 struct kv_disk *recorder_disk(struct recorder *recorder, struct kv_disk *inner);

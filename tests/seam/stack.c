@@ -2,12 +2,16 @@
 
 #include "tests/seam/stack.h"
 
+#include "tests/seam/mem_disk.h"
 #include "tests/seam/mem_manifest.h"
 
 void stack_init(struct stack *stack, enum plant plant, struct kv_disk *memory)
 {
     *stack = (struct stack){.recorder = recorder_create(), .memory = memory};
     plant_set(plant);
+    struct mem_disk_file file;
+    for (uint32_t i = 0; mem_disk_file(memory, i, &file); i++)
+        recorder_found(stack->recorder, file.dir, file.name, file.bytes, file.size);
     stack->failing = faulty_disk(&stack->faulty, stack->memory);
     stack->recording = recorder_disk(stack->recorder, stack->failing);
     stack->disk = plant_disk(plant, stack->recording);
