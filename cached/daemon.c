@@ -133,8 +133,8 @@ static bool is_plant(const struct daemon *daemon, const char *name)
 
 static bool is_worker_plant(const struct daemon *daemon)
 {
-    return !is_plant(daemon, PLANT_SESSIONS) && !is_plant(daemon, PLANT_KERNELS) &&
-           !is_plant(daemon, PLANT_KERNELS_MADE);
+    return kv_plant_of(daemon->plant) == KV_PLANT_NONE && !is_plant(daemon, PLANT_SESSIONS) &&
+           !is_plant(daemon, PLANT_KERNELS) && !is_plant(daemon, PLANT_KERNELS_MADE);
 }
 
 /* A core is left for calls, so that a pass does not delay them. */
@@ -193,6 +193,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .pool_ttl_ms = config->pool_ttl_ms,
         .rows_ttl_ms = config->ssd_ttl_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
+        .plant = kv_plant_of(daemon->plant),
     };
     return kv_store_open(&store, &daemon->store, err);
 }

@@ -335,6 +335,19 @@ static void remember_head(struct kv_session *session, struct kv_node *node, uint
     session->used_ms = now_ms;
 }
 
+/* Whoever has still to answer with this checkpoint says that it is not stored: the waiter, and a
+ * decode that answers early but is still sending. */
+static void forget_point(struct shard *shard, const struct kv_node *node)
+{
+    for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+        for (uint32_t i = 0; i < flow->point_count; i++) {
+            if (flow->points[i].node != node) continue;
+            flow->points[i].node = NULL;
+            flow->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+        }
+    }
+}
+
 /* Undoes what this commit made: nodes from the deepest up, page objects back to their old place. */
 static void commit_revert(struct commit *commit, bool free_space)
 {
@@ -358,6 +371,7 @@ static void commit_revert(struct commit *commit, bool free_space)
         assert(node->child == NULL);
         if (live != NULL && live->node == node) live_fall_back(live, node->parent);
         if (session->head == node) remember_head(session, node->parent, session->used_ms);
+        forget_point(shard, node);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
     }
@@ -381,11 +395,6 @@ static void commit_end(struct commit *commit, bool saved)
         shard->store->counters.saves += commit->node_count;
     } else if (waiter != NULL) {
         waiter->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
-        for (uint32_t i = 0; i < waiter->point_count; i++) {
-            for (uint32_t j = 0; j < commit->node_count; j++) {
-                if (waiter->points[i].node == commit->nodes[j]) waiter->points[i].node = NULL;
-            }
-        }
     }
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
@@ -435,13 +444,10 @@ static kv_status batch_path(struct commit *commit, struct kv_node *end)
     return status;
 }
 
-static kv_status fill_batch(struct commit *commit)
+static kv_status fill_pages(struct commit *commit)
 {
     struct kv_store *store = commit->shard->store;
-    kv_status status = kv_batch_session(commit->batch, commit->session);
-    /* Its old record stays true; the new one shows the tree as it is. */
-    if (status == KV_OK && commit->shortened != NULL && commit->shortened->durable)
-        status = kv_batch_node(commit->batch, commit->shortened);
+    kv_status status = KV_OK;
     for (uint32_t i = 0; status == KV_OK && commit->write != NULL && i < commit->write->count;
          i++) {
         const struct kv_write_item *item = &commit->write->items[i];
@@ -449,6 +455,15 @@ static kv_status fill_batch(struct commit *commit)
         if (status == KV_OK && item->old_ssd != KV_SSD_PAGE_NONE)
             status = kv_batch_free_ssd(commit->batch, item->old_ssd);
     }
+    return status;
+}
+
+static kv_status fill_tree(struct commit *commit)
+{
+    kv_status status = kv_batch_session(commit->batch, commit->session);
+    /* Its old record stays true; the new one shows the tree as it is. */
+    if (status == KV_OK && commit->shortened != NULL && commit->shortened->durable)
+        status = kv_batch_node(commit->batch, commit->shortened);
     for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++)
         status = batch_path(commit, commit->nodes[i]);
     for (uint32_t i = 0; status == KV_OK && i < commit->found_count; i++)
@@ -456,13 +471,55 @@ static kv_status fill_batch(struct commit *commit)
     return status;
 }
 
-static kv_status post_records(struct commit *commit)
+static void post_batch(struct commit *commit, kv_batch_done_fn *done)
 {
-    const kv_status status = fill_batch(commit);
-    if (status != KV_OK) return status;
     struct kv_batch *batch = commit->batch;
     commit->batch = NULL; /* The store's from here on. */
-    kv_batch_post(batch, records_done, commit);
+    kv_batch_post(batch, done, commit);
+}
+
+#ifdef CACHED_TEST_HOOKS
+void commit_ack_early(struct commit *commit)
+{
+    struct flow *waiter = commit->waiter;
+    for (uint32_t i = 0; i < commit->node_count; i++)
+        path_durable(commit->shard->store, commit->nodes[i]);
+    for (uint32_t i = 0; i < commit->found_count; i++)
+        path_durable(commit->shard->store, commit->found[i]);
+    commit->waiter = NULL;
+    if (waiter == NULL) return;
+    waiter->commit = NULL;
+    waiter->wake(waiter);
+}
+
+/* The second half of what should be one batch. */
+static void torn_tree_done(void *context, kv_status status)
+{
+    struct commit *commit = context;
+    commit->batch = kv_batch_create(commit->shard->store);
+    if (status != KV_OK || commit->batch == NULL || fill_pages(commit) != KV_OK) {
+        records_done(commit, KV_IO);
+        return;
+    }
+    post_batch(commit, records_done);
+}
+#endif
+
+static kv_status post_records(struct commit *commit)
+{
+    kv_status status = fill_tree(commit);
+#ifdef CACHED_TEST_HOOKS
+    if (status == KV_OK && KV_PLANTED(commit->shard->store, TORN_RECORD)) {
+        post_batch(commit, torn_tree_done);
+        return KV_OK;
+    }
+#endif
+    if (status == KV_OK) status = fill_pages(commit);
+    if (status != KV_OK) return status;
+    post_batch(commit, records_done);
+#ifdef CACHED_TEST_HOOKS
+    if (KV_PLANTED(commit->shard->store, ACK_BEFORE_SYNC)) commit_ack_early(commit);
+#endif
     return KV_OK;
 }
 

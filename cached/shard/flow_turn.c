@@ -60,6 +60,9 @@ void turn_save(struct flow *flow, void (*after)(struct flow *flow))
     commit->waiter = flow;
     flow->commit = commit;
     flow->wake = turn_saved;
+#ifdef CACHED_TEST_HOOKS
+    if (KV_PLANTED(flow->shard->store, ACK_BEFORE_FLUSH)) commit_ack_early(commit);
+#endif
 }
 
 /* ---- Prefill ---- */

@@ -120,6 +120,9 @@ struct commit {
  * Returns the commit in flight, or NULL when there is nothing to wait for. */
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason);
+#ifdef CACHED_TEST_HOOKS
+void commit_ack_early(struct commit *commit); /* A planted bug: as if it were durable. */
+#endif
 
 /* ---- flows ---- */
 

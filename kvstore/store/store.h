@@ -10,9 +10,10 @@
  */
 
 #include "kvstore/base/clock.h"
+#include "kvstore/base/disk.h"
 #include "kvstore/base/log.h"
 #include "kvstore/base/mailbox.h"
-#include "kvstore/base/disk.h"
+#include "kvstore/base/plant.h"
 #include "kvstore/format/layout.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
@@ -35,6 +36,7 @@ struct kv_store_options {
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
     uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
+    enum kv_plant plant;   /* Test builds: a bug to be found. */
 };
 
 struct kv_store_recovery {

@@ -223,6 +223,10 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
+    if (KV_PLANTED(store, REUSE_BEFORE_DELETE)) {
+        while (batch->freed_count > 0)
+            kv_ssd_free(store->ssd, batch->freed[--batch->freed_count]);
+    }
     if (batch->removes) store->removals++;
     batch->done = done;
     batch->context = context;

@@ -145,7 +145,8 @@ static bool load_edge(const struct load *load, const struct kv_record_node *reco
         const struct kv_page *page = kv_index_page(load->store->index, ret_pages[i]);
         const uint32_t end = KV_MIN(record->tokens, (first + i + 1) * KV_PAGE_TOKENS);
         if (page->position != (first + i) * KV_PAGE_TOKENS) return false;
-        if (page->position + page->count < end) return false;
+        if (page->position + page->count < end && !KV_PLANTED(load->store, TORN_RECORD))
+            return false;
     }
     return true;
 }

@@ -13,9 +13,9 @@
 #include "tests/exactness/run.h"
 
 #include "kvstore/base/bytes.h"
+#include "tests/driver/scratch.h"
 #include "tests/harness.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -72,13 +72,13 @@ static struct ex_daemon *group_daemon(struct ex_run *run, const struct options *
     const struct ex_daemon_options daemon_options = {
         .dir = dir,
         .program = places->daemon,
-        .model_dir = model,
-        .plant = options->plant,
-        .page_bytes = layout->page_bytes,
-        .image_bytes = layout->image_bytes,
     };
+    run->setup.model_dir = model;
+    run->setup.plant = options->plant;
+    run->setup.page_bytes = layout->page_bytes;
+    run->setup.image_bytes = layout->image_bytes;
     run->daemon = ex_daemon_create(&daemon_options);
-    if (!ex_daemon_start(run->daemon, &run->setup, why)) ex_wrong(run, "%s", why);
+    if (!ex_setup_start(run->daemon, &run->setup, why)) ex_wrong(run, "%s", why);
     return run->daemon;
 }
 
@@ -87,20 +87,6 @@ void ex_report(struct ex_run *run)
     const ssize_t count = write(run->report_fd, &run->counts, sizeof(run->counts));
     EXPECT(count == (ssize_t)sizeof(run->counts)); /* Below PIPE_BUF: in one piece. */
     run->counts = (struct ex_counts){0};
-}
-
-static void remove_tree(int at, const char *name)
-{
-    const int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    const struct dirent *entry;
-    if (dir == NULL) return;
-    while ((entry = readdir(dir)) != NULL) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        if (unlinkat(fd, entry->d_name, 0) != 0) remove_tree(fd, entry->d_name);
-    }
-    (void)closedir(dir);
-    (void)unlinkat(at, name, AT_REMOVEDIR);
 }
 
 /* Histories [first, end) of a group are counted; those before them only set the stage. */
@@ -129,7 +115,7 @@ static void group_run(const struct options *options, const struct places *places
     ref_model_close(run->model);
     free(run);
     (void)snprintf(dir, sizeof(dir), "%s/%u", places->dir, group);
-    if (!options->keep) remove_tree(AT_FDCWD, dir);
+    if (!options->keep) ex_remove_tree(dir);
 }
 
 /* ---- a round: jobs side by side ---- */
@@ -159,20 +145,13 @@ static void add_counts(struct ex_counts *to, const struct ex_counts *more)
         sums[i] += numbers[i];
 }
 
-static double seconds_since(const struct timespec *then)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - then->tv_sec) + (double)(now.tv_nsec - then->tv_nsec) / 1e9;
-}
-
 static void show_progress(struct tally *tally, const struct options *options)
 {
-    if (seconds_since(&tally->shown) < 2.0) return;
+    if (ex_seconds_since(&tally->shown) < 2.0) return;
     (void)clock_gettime(CLOCK_MONOTONIC, &tally->shown);
     (void)fprintf(stderr, "exactness: %" PRIu64 " histories (to %u), %" PRIu64 " turns, %.0f s\n",
                   tally->counts.histories, options->from + options->count, tally->counts.turns,
-                  seconds_since(&tally->begun));
+                  ex_seconds_since(&tally->begun));
 }
 
 /* Reads counters until every writer is gone. */
@@ -306,7 +285,7 @@ static void print_counts(const struct options *options, const struct tally *tall
     if (c->marked > 0)
         (void)printf("%" PRIu64 " replays over approximate rows where exact ones reached as far\n",
                      c->marked);
-    (void)printf("%" PRIu64 " logits compared, %.0f s\n", c->crcs, seconds_since(&tally->begun));
+    (void)printf("%" PRIu64 " logits compared, %.0f s\n", c->crcs, ex_seconds_since(&tally->begun));
     (void)printf("%" PRIu64 " histories, %" PRIu64 " turns: EXACT %" PRIu64 ", REPLAY %" PRIu64
                  ", MISS %" PRIu64 ", %" PRIu64 " bits differ\n",
                  c->histories, c->turns, c->outcomes[EX_EXACT], c->outcomes[EX_REPLAY],
@@ -359,16 +338,6 @@ static const char usage[] =
     "\n"
     "exit code: 0 all equal, 1 bits differ or a fact does not hold, 2 wrong usage\n";
 
-static bool parse_number(const char *text, uint64_t max, uint64_t *ret_number)
-{
-    char *end;
-    errno = 0;
-    const unsigned long long number = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || number > max) return false;
-    *ret_number = number;
-    return true;
-}
-
 enum {
     OPT_COUNT = 1,
     OPT_FROM,
@@ -404,7 +373,7 @@ static const struct option long_options[] = {
 static bool take_number(struct options *options, int option, const char *text)
 {
     uint64_t number;
-    if (!parse_number(text, option == OPT_SEED ? UINT64_MAX : 100000000, &number)) return false;
+    if (!ex_parse_number(text, option == OPT_SEED ? UINT64_MAX : 100000000, &number)) return false;
     if (option == OPT_SEED) options->seed = number;
     /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test. */
     if (option == OPT_COUNT) options->count = (uint32_t)KV_MAX(harness_count(number), 1u);
@@ -486,19 +455,13 @@ static void make_model(const struct options *options, const struct places *place
 
 static void find_places(struct places *places, const struct options *options)
 {
-    char self[900];
-    const ssize_t count = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    EXPECT(count > 0);
-    self[count] = '\0';
-    *strrchr(self, '/') = '\0';
-    (void)snprintf(places->daemon, sizeof(places->daemon), "%s/../cached/cached-test", self);
-    (void)snprintf(places->mkmodel, sizeof(places->mkmodel), "%s/../tools/mkmodel", self);
+    ex_build_path("cached/cached-test", places->daemon, sizeof(places->daemon));
+    ex_build_path("tools/mkmodel", places->mkmodel, sizeof(places->mkmodel));
 
     /* A unix socket's path holds 107 bytes: a long TMPDIR does not fit. */
     const char *base = getenv("TMPDIR");
     if (base == NULL || strlen(base) > 60) base = "/tmp";
-    (void)snprintf(places->dir, sizeof(places->dir), "%s/exactness-XXXXXX", base);
-    EXPECT(mkdtemp(places->dir) != NULL);
+    EXPECT(ex_make_scratch(base, "exactness", places->dir, sizeof(places->dir)));
     make_model(options, places, "tiny", places->tiny);
     if (options->crowd) make_model(options, places, MICRO_CONFIG, places->micro);
     if (options->keep) (void)fprintf(stderr, "exactness: %s is kept\n", places->dir);
@@ -531,7 +494,7 @@ int main(int argc, char **argv)
     if (options.state_file != NULL) state_read(&options, &tally);
     find_places(&places, &options);
     const int code = run_all(&options, &places, &tally);
-    if (!options.keep) remove_tree(AT_FDCWD, places.dir);
+    if (!options.keep) ex_remove_tree(places.dir);
     const int checked = harness_end();
     print_counts(&options, &tally);
     return checked == EXIT_SUCCESS ? verdict(&options, &tally, code) : checked;

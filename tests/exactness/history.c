@@ -123,7 +123,8 @@ static void *turn_make(void *context)
     if (!turn->ok) return NULL;
     if (turn->prefilled.outcome == EX_REPLAY && beyond(&turn->prefilled) == NULL) {
         turn->has_named = true;
-        turn->ok = ex_call_checkpoint(turn->client, turn->session->name, &turn->named, turn->why);
+        turn->ok = ex_call_checkpoint(turn->client, turn->session->name, EX_LEVEL_DEFAULT,
+                                      &turn->named, turn->why);
     }
     if (turn->ok && turn->decodes)
         turn->ok = ex_call_decode(turn->client, &turn->decode, &turn->decoded, turn->why);
@@ -395,7 +396,8 @@ static void take_checkpoint(struct ex_run *run, struct ex_session *session)
     const bool late = !view->live && view->idle_ms > EX_POOL_TTL_MS;
     if ((view->live || view->has_head) && !late) {
         ex_log(run, "%s: checkpoint at %u", session->name, view->head_position);
-        if (!ex_call_checkpoint(client_of(run, session, 0), session->name, &checkpoint, why))
+        if (!ex_call_checkpoint(client_of(run, session, 0), session->name, EX_LEVEL_DEFAULT,
+                                &checkpoint, why))
             ex_wrong(run, "%s", why);
         if (checkpoint.position != view->head_position)
             ex_wrong(run, "the checkpoint is at %u, the head at %u", checkpoint.position,
@@ -428,7 +430,7 @@ static void restart(struct ex_run *run)
     ex_log(run, "%s, then chunk %u, live %u, pool slots %u", kill ? "kill -9" : "SIGTERM",
            run->setup.chunk_tokens, run->setup.live_sessions, run->setup.pool_slots);
     if (!ex_daemon_stop(run->daemon, kill ? SIGKILL : SIGTERM, why) ||
-        !ex_daemon_start(run->daemon, &run->setup, why))
+        !ex_setup_start(run->daemon, &run->setup, why))
         ex_wrong(run, "%s", why);
     if (kill) run->counts.kills++;
     run->counts.restarts++;
@@ -466,7 +468,7 @@ void ex_history(struct ex_run *run, uint32_t history)
     for (uint32_t i = 0; i < sessions; i++) {
         struct ex_session *session = &run->sessions[i];
         memset(session, 0, sizeof(*session));
-        session->user = ex_random_below(&run->random, EX_USERS);
+        session->user = ex_random_below(&run->random, EX_TALKERS);
         (void)snprintf(session->name, sizeof(session->name), "h%u.%u", history, i);
         if (!ex_call_open(client_of(run, session, 0), session->name, why)) ex_wrong(run, "%s", why);
         run->session_count++;

@@ -9,7 +9,7 @@
  */
 
 #include "engine/engine.h"
-#include "tests/exactness/random.h"
+#include "tests/driver/random.h"
 
 #define REF_REPLAYS_MAX 64u /* Clipped replays one state can remember. */
 

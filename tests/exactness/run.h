@@ -8,9 +8,9 @@
  */
 
 #include "kvstore/base/status.h"
-#include "tests/exactness/calls.h"
-#include "tests/exactness/daemon.h"
+#include "tests/driver/calls.h"
 #include "tests/exactness/reference.h"
+#include "tests/exactness/setup.h"
 
 /* Sessions of a history: a few, or a crowd that all call at once. */
 enum { EX_SESSIONS_FEW = 3, EX_SESSIONS_MAX = 6, EX_PROMPT_MAX = 1000 };

@@ -5,7 +5,7 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/page.h"
 #include "kvstore/index/match.h"
-#include "tests/exactness/random.h"
+#include "tests/driver/random.h"
 
 #include <assert.h>
 #include <stdlib.h>

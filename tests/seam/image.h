@@ -16,7 +16,7 @@
 
 #include "kvstore/base/disk.h"
 #include "kvstore/index/manifest.h"
-#include "tests/exactness/random.h"
+#include "tests/driver/random.h"
 #include "tests/seam/record.h"
 
 enum image_lie {

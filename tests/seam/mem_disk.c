@@ -8,7 +8,7 @@
 #include "tests/seam/mem_disk.h"
 
 #include "kvstore/base/bytes.h"
-#include "tests/exactness/random.h"
+#include "tests/driver/random.h"
 
 #include <assert.h>
 #include <fcntl.h>

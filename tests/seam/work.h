@@ -6,7 +6,7 @@
  * ticks of the recorder, so they compare with its log.  Owned by: the thread that calls it.
  */
 
-#include "tests/exactness/random.h"
+#include "tests/driver/random.h"
 #include "tests/seam/content.h"
 #include "tests/seam/faulty.h"
 #include "tests/seam/record.h"

@@ -6,7 +6,7 @@
  * remembered as torn.
  */
 
-#include "tests/exactness/calls.h"
+#include "tests/driver/calls.h"
 
 #include "kvstore/base/bytes.h"
 
@@ -77,11 +77,17 @@ static uint32_t copy_checkpoints(struct ex_checkpoint *to, uint32_t most,
 
 bool ex_call_open(struct client *client, const char *session, char *why)
 {
+    return ex_call_open_ttl(client, session, 0, why);
+}
+
+bool ex_call_open_ttl(struct client *client, const char *session, uint64_t ttl_ms, char *why)
+{
     Cached__Session__V1__OpenSessionRequest request =
         CACHED__SESSION__V1__OPEN_SESSION_REQUEST__INIT;
     Cached__Session__V1__OpenSessionResponse *answer;
     struct client_failure failure;
     request.session_id = text_of(session);
+    request.ttl_ms = ttl_ms;
     if (!client_call(client, CLIENT_OPEN_SESSION, &request.base, &answer, &failure))
         return failed("OpenSession", &failure, why);
     client_free(answer);
@@ -100,6 +106,7 @@ bool ex_call_view(struct client *client, const char *session, struct ex_view *re
         .live = answer->session->live,
         .idle_ms = answer->session->idle_ms,
         .head_position = answer->session->head_position,
+        .epoch = answer->epoch,
     };
     ret_view->has_head = copy_id(&ret_view->head, answer->head_checkpoint_id);
     const bool fits = answer->n_checkpoints <= EX_POINTS_MAX;
@@ -121,7 +128,8 @@ bool ex_call_lookup(struct client *client, const char *session, const uint32_t *
     if (!client_call(client, CLIENT_LOOKUP, &request.base, &answer, &failure))
         return failed("Lookup", &failure, why);
     *ret_answer = (struct ex_lookup_answer){.outcome = (enum ex_outcome)answer->outcome,
-                                            .hit_tokens = answer->hit_tokens};
+                                            .hit_tokens = answer->hit_tokens,
+                                            .stored_tokens = answer->stored_tokens};
     ret_answer->has_resumed = copy_id(&ret_answer->resumed, answer->checkpoint_id);
     client_free(answer);
     return true;
@@ -224,6 +232,7 @@ bool ex_call_decode(struct client *client, const struct ex_decode *call,
     request.stop_tokens = (uint32_t *)(uintptr_t)call->stops;
     request.ignore_eos = call->ignore_eos;
     request.no_checkpoint = call->no_checkpoint;
+    request.level = (Cached__Session__V1__Level)call->level;
     *ret_answer = (struct ex_decode_answer){0};
     if (!client_stream(client, CLIENT_DECODE, &request.base, take_message, ret_answer, &failure))
         return failed("Decode", &failure, why);
@@ -232,13 +241,14 @@ bool ex_call_decode(struct client *client, const struct ex_decode *call,
 
 /* ---- the others ---- */
 
-bool ex_call_checkpoint(struct client *client, const char *session,
+bool ex_call_checkpoint(struct client *client, const char *session, enum ex_level level,
                         struct ex_checkpoint *ret_checkpoint, char *why)
 {
     Cached__Session__V1__CheckpointRequest request = CACHED__SESSION__V1__CHECKPOINT_REQUEST__INIT;
     Cached__Session__V1__CheckpointResponse *answer;
     struct client_failure failure;
     request.session_id = text_of(session);
+    request.level = (Cached__Session__V1__Level)level;
     if (!client_call(client, CLIENT_CHECKPOINT, &request.base, &answer, &failure))
         return failed("Checkpoint", &failure, why);
     const bool there = answer->checkpoint != NULL;
@@ -246,6 +256,67 @@ bool ex_call_checkpoint(struct client *client, const char *session,
     client_free(answer);
     if (!there) (void)snprintf(why, EX_WHY_BYTES, "Checkpoint: the answer names none");
     return there;
+}
+
+bool ex_call_wait(struct client *client, const char *session, const struct ex_id *id, char *why)
+{
+    Cached__Session__V1__WaitDurableRequest request =
+        CACHED__SESSION__V1__WAIT_DURABLE_REQUEST__INIT;
+    Cached__Session__V1__WaitDurableResponse *answer;
+    struct client_failure failure;
+    request.session_id = text_of(session);
+    request.checkpoint_id = bytes_of(id->bytes, sizeof(id->bytes));
+    request.level = CACHED__SESSION__V1__LEVEL__LEVEL_SSD;
+    if (!client_call(client, CLIENT_WAIT_DURABLE, &request.base, &answer, &failure))
+        return failed("WaitDurable", &failure, why);
+    const bool reached = answer->rows_level == CACHED__SESSION__V1__LEVEL__LEVEL_SSD;
+    client_free(answer);
+    if (!reached) (void)snprintf(why, EX_WHY_BYTES, "WaitDurable: OK, but the level is below SSD");
+    return reached;
+}
+
+bool ex_call_list(struct client *client, struct ex_list *list, char *why)
+{
+    char token[256] = "";
+    list->count = 0;
+    do {
+        Cached__Session__V1__ListSessionsRequest request =
+            CACHED__SESSION__V1__LIST_SESSIONS_REQUEST__INIT;
+        Cached__Session__V1__ListSessionsResponse *answer;
+        struct client_failure failure;
+        request.page_size = 1000;
+        request.page_token = token;
+        if (!client_call(client, CLIENT_LIST_SESSIONS, &request.base, &answer, &failure))
+            return failed("ListSessions", &failure, why);
+        for (size_t i = 0; i < answer->n_sessions; i++) {
+            if (list->count < list->capacity)
+                (void)snprintf(list->names[list->count], EX_NAME_BYTES, "%s",
+                               answer->sessions[i]->session_id);
+            list->count++;
+        }
+        (void)snprintf(token, sizeof(token), "%s", answer->next_page_token);
+        client_free(answer);
+    } while (token[0] != '\0');
+    return true;
+}
+
+bool ex_call_stats(struct client *client, struct ex_stats *ret_stats, char *why)
+{
+    Cached__Admin__V1__GetStatsRequest request = CACHED__ADMIN__V1__GET_STATS_REQUEST__INIT;
+    Cached__Admin__V1__GetStatsResponse *answer;
+    struct client_failure failure;
+    if (!client_call(client, CLIENT_GET_STATS, &request.base, &answer, &failure))
+        return failed("GetStats", &failure, why);
+    *ret_stats = (struct ex_stats){
+        .wrong_bytes = answer->wrong_bytes,
+        .recovered = answer->recovered_checkpoints,
+        .dropped = answer->dropped_checkpoints,
+        .checkpoints = answer->checkpoints,
+        .page_bytes = (uint32_t)answer->page_bytes,
+        .image_bytes = (uint32_t)answer->image_bytes,
+    };
+    client_free(answer);
+    return true;
 }
 
 bool ex_call_rollback(struct client *client, const char *session, const struct ex_id *id,

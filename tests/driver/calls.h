@@ -10,6 +10,10 @@
 #define EX_POINTS_MAX 160u    /* Checkpoints of a session. */
 #define EX_CALL_POINTS_MAX 8u /* Checkpoints made by one call. */
 #define EX_WHY_BYTES 640u
+#define EX_NAME_BYTES 48u /* Of a session, its zero included. */
+
+/* As in the interface. */
+enum ex_level { EX_LEVEL_DEFAULT, EX_LEVEL_ACCEPTED, EX_LEVEL_RAM, EX_LEVEL_SSD };
 
 enum ex_outcome { EX_NO_OUTCOME, EX_EXACT, EX_REPLAY, EX_MISS };
 
@@ -69,6 +73,7 @@ struct ex_decode {
     uint32_t stops[16];
     uint32_t stop_count;
     bool ignore_eos, no_checkpoint;
+    uint32_t level;
 };
 
 struct ex_decode_answer {
@@ -89,6 +94,7 @@ struct ex_view {
     bool live, has_head;
     uint64_t idle_ms;
     uint32_t head_position;
+    uint64_t epoch;
     struct ex_id head;
     struct ex_checkpoint points[EX_POINTS_MAX];
     uint32_t point_count;
@@ -96,12 +102,25 @@ struct ex_view {
 
 struct ex_lookup_answer {
     enum ex_outcome outcome;
-    uint32_t hit_tokens;
+    uint32_t hit_tokens, stored_tokens;
     bool has_resumed;
     struct ex_id resumed;
 };
 
+/* Names of a user's sessions. */
+struct ex_list {
+    char (*names)[EX_NAME_BYTES];
+    uint32_t count, capacity;
+};
+
+struct ex_stats {
+    uint64_t wrong_bytes, recovered, dropped, checkpoints;
+    uint32_t page_bytes, image_bytes;
+};
+
 bool ex_call_open(struct client *client, const char *session, char *why);
+/* Whose rows live for this long after their last use. */
+bool ex_call_open_ttl(struct client *client, const char *session, uint64_t ttl_ms, char *why);
 bool ex_call_view(struct client *client, const char *session, struct ex_view *ret_view, char *why);
 bool ex_call_lookup(struct client *client, const char *session, const uint32_t *ids, uint32_t count,
                     struct ex_lookup_answer *ret_answer, char *why);
@@ -109,10 +128,15 @@ bool ex_call_prefill(struct client *client, const struct ex_prefill *call,
                      struct ex_prefill_answer *ret_answer, char *why);
 bool ex_call_decode(struct client *client, const struct ex_decode *call,
                     struct ex_decode_answer *ret_answer, char *why);
-bool ex_call_checkpoint(struct client *client, const char *session,
+bool ex_call_checkpoint(struct client *client, const char *session, enum ex_level level,
                         struct ex_checkpoint *ret_checkpoint, char *why);
+/* Until its rows are on SSD. */
+bool ex_call_wait(struct client *client, const char *session, const struct ex_id *id, char *why);
 bool ex_call_rollback(struct client *client, const char *session, const struct ex_id *id,
                       uint32_t *ret_position, char *why);
+/* All pages of the list, as far as `list` has room; count is what there is. */
+bool ex_call_list(struct client *client, struct ex_list *list, char *why);
+bool ex_call_stats(struct client *client, struct ex_stats *ret_stats, char *why);
 bool ex_call_close(struct client *client, const char *session, char *why);
 bool ex_call_advance(struct client *client, uint64_t ms, char *why);
 

@@ -1,0 +1,99 @@
+/* Arguments of the fault harnesses: the same words in each, and those tests/release uses. */
+
+#include "tests/crash/drive.h"
+
+#include "tests/driver/scratch.h"
+#include "tests/harness.h"
+
+#include <getopt.h>
+
+enum { OPT_COUNT = 1, OPT_FIRST, OPT_CASE, OPT_SEED, OPT_PLANT, OPT_DIR };
+
+static const struct option long_options[] = {
+    {"count", required_argument, NULL, OPT_COUNT},
+    {"kills", required_argument, NULL, OPT_COUNT},
+    {"cuts", required_argument, NULL, OPT_COUNT},
+    {"flips", required_argument, NULL, OPT_COUNT},
+    {"first", required_argument, NULL, OPT_FIRST},
+    {"case", required_argument, NULL, OPT_CASE},
+    {"seed", required_argument, NULL, OPT_SEED},
+    {"plant", required_argument, NULL, OPT_PLANT},
+    {"dir", required_argument, NULL, OPT_DIR},
+    {"expect-loss", no_argument, NULL, 'l'},
+    {"strict", no_argument, NULL, 's'},
+    {"verbose", no_argument, NULL, 'v'},
+    {"keep", no_argument, NULL, 'k'},
+    {"help", no_argument, NULL, 'h'},
+    {0},
+};
+
+static const char common[] =
+    "  --count N      the same, as tests/release calls it\n"
+    "  --seed S       default 1\n"
+    "  --first K      first case (default 0)\n"
+    "  --case K       this one only\n"
+    "  --plant NAME   on a daemon with that bug (cached-test): a loss must be found, exit code 1\n"
+    "  --expect-loss  exit 0 only if a loss was found\n"
+    "  --dir DIR      where the state goes (default /tmp); the log goes to another file system\n"
+    "  --verbose, --keep  say more; keep the directories\n"
+    "\n"
+    "exit code: 0 nothing lost, 1 a loss or a refusal, 2 wrong usage, 77 not possible here\n";
+
+static _Noreturn void usage(const struct cr_options *options, const char *help, int code)
+{
+    (void)fprintf(code == 0 ? stdout : stderr, "usage: %s [--%s N] [--seed S] ...\n\n%s%s",
+                  options->program, options->unit, help, common);
+    exit(code);
+}
+
+static bool take_number(struct cr_options *options, int option, const char *text)
+{
+    uint64_t number;
+    if (!ex_parse_number(text, option == OPT_SEED ? UINT64_MAX : 100000000, &number)) return false;
+    if (option == OPT_SEED) options->seed = number;
+    /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test. */
+    if (option == OPT_COUNT) options->count = (uint32_t)harness_count(number);
+    if (option == OPT_FIRST || option == OPT_CASE) options->first = (uint32_t)number;
+    if (option == OPT_CASE) {
+        options->count = 1;
+        options->verbose = true;
+    }
+    return true;
+}
+
+static bool take(struct cr_options *options, int option)
+{
+    switch (option) {
+    case OPT_PLANT:
+        options->plant = optarg;
+        return true;
+    case OPT_DIR:
+        options->dir = optarg;
+        return true;
+    case 'l':
+        options->expect_loss = true;
+        return true;
+    case 's':
+        options->strict = true;
+        return true;
+    case 'v':
+        options->verbose = true;
+        return true;
+    case 'k':
+        options->keep = true;
+        return true;
+    default:
+        return option < 'a' && option > 0 && take_number(options, option, optarg);
+    }
+}
+
+void cr_parse(int argc, char **argv, const char *help, struct cr_options *options)
+{
+    int option;
+    while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        if (option == 'h') usage(options, help, EXIT_SUCCESS);
+        if (!take(options, option)) usage(options, help, CR_EXIT_USAGE);
+    }
+    if (optind < argc || options->count == 0) usage(options, help, CR_EXIT_USAGE);
+    if (!options->keep) ex_clean_after();
+}
