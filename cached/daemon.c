@@ -22,6 +22,7 @@
 #include "cached/worker/worker.h"
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/limits.h"
+#include "kvstore/base/ring.h"
 #include "kvstore/base/thread.h"
 #include "kvstore/store/store.h"
 
@@ -56,7 +57,8 @@ struct daemon {
     struct kv_clock *clock;
     struct eng_model *model;
     struct kv_mailbox *mailbox;
-    struct kv_ring *ring;
+    struct kv_disk *disk;
+    struct kv_manifest *manifest;
     struct kv_store *store;
     struct worker *worker;
     struct shard *shard;
@@ -159,14 +161,14 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .pass_rows = config_pass_rows(config),
     };
     const char *family = NULL;
+    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
     kv_status status = eng_model_open(&engine, &daemon->model, err);
     if (status != KV_OK) return status;
     status = kv_mailbox_create(&daemon->mailbox, err);
     if (status != KV_OK) return status;
     status =
-        kv_ring_create(KV_RING_DEPTH, (enum kv_ring_choice)config->io_backend, &daemon->ring, err);
+        kv_ring_create(KV_RING_DEPTH, (enum kv_ring_choice)config->io_backend, &daemon->disk, err);
     if (status != KV_OK) return status;
-
     family = is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
     struct kv_store_options store = {
         .dir = config->state_dir,
@@ -176,7 +178,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .kernels_made = kv_kernels_tag(is_plant(daemon, PLANT_KERNELS_MADE) ? "planted" : family),
         .clock = daemon->clock,
         .log = daemon->log,
-        .ring = daemon->ring,
+        .disk = daemon->disk,
         .mailbox = daemon->mailbox,
         .hbm_bytes = config->hbm_bytes,
         .pool_bytes = pool_bytes(config),
@@ -188,8 +190,13 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
         .plant = kv_plant_of(daemon->plant),
     };
+    /* Nothing in the directory is opened before it is known to be ours. */
     status = kv_store_directory(&store, err);
     if (status != KV_OK) return status;
+    (void)snprintf(path, sizeof(path), "%s/manifest", config->state_dir);
+    status = kv_manifest_open(path, &daemon->manifest, err);
+    if (status != KV_OK) return status;
+    store.manifest = daemon->manifest;
     return kv_store_open(&store, &daemon->store, err);
 }
 
@@ -212,7 +219,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .log = daemon->log,
         .worker = daemon->worker,
         .store = daemon->store,
-        .ring = daemon->ring,
+        .disk = daemon->disk,
         .mailbox = daemon->mailbox,
         .model_name = eng_model_name(daemon->model),
         .engine_backend = eng_model_backend(daemon->model),
@@ -296,7 +303,7 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
            "listen=%s",
            CACHED_VERSION, CACHED_COMMIT, (int)getpid(), eng_model_name(daemon->model),
            eng_model_backend(daemon->model), eng_model_isa(daemon->model),
-           eng_model_family(daemon->model), kv_ring_backend(daemon->ring), config->server_socket,
+           eng_model_family(daemon->model), kv_disk_backend(daemon->disk), config->server_socket,
            config->server_listen);
     daemon->told = true;
     status = start_threads(daemon, err);
@@ -380,7 +387,8 @@ void daemon_destroy(struct daemon *daemon)
     shard_destroy(daemon->shard);
     worker_destroy(daemon->worker);
     kv_store_close(daemon->store);
-    kv_ring_destroy(daemon->ring);
+    kv_manifest_close(daemon->manifest);
+    kv_disk_destroy(daemon->disk);
     kv_mailbox_destroy(daemon->mailbox);
     eng_model_close(daemon->model);
     kv_clock_destroy(daemon->clock);

@@ -147,11 +147,11 @@ struct banned_row {
     {                                                                                              \
         "kvstore/*", "engine/*"                                                                    \
     }
-/* The only places with a lock; anything else crosses threads by mailbox.  ring.c: the pool of
- * threads that stands in where the kernel refuses io_uring. */
+/* The only places with a lock; anything else crosses threads by mailbox.  disk_pool.c: the threads
+ * that stand in where the kernel refuses io_uring. */
 #define LOCKS                                                                                      \
     {                                                                                              \
-        "kvstore/base/mailbox.c", "kvstore/base/log.c", "kvstore/base/ring.c", "tests/*"           \
+        "kvstore/base/mailbox.c", "kvstore/base/log.c", "kvstore/base/disk_pool.c", "tests/*"      \
     }
 
 static const struct banned_row banned_in_code[] = {

@@ -265,6 +265,6 @@ void shard_run(void *context)
         const bool more =
             ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL || shard->woken_first != NULL;
         const int wait_ms = more ? 0 : TICK_MS;
-        (void)kv_ring_run(shard->options.ring, kv_mailbox_fd(shard->options.mailbox), wait_ms);
+        (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }
 }

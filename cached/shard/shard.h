@@ -8,7 +8,7 @@
 #include "cached/request.h"
 #include "kvstore/base/clock.h"
 #include "kvstore/base/log.h"
-#include "kvstore/base/ring.h"
+#include "kvstore/base/disk.h"
 #include "kvstore/format/layout.h"
 
 struct shard;
@@ -22,7 +22,7 @@ struct shard_options {
     struct kv_log *log;
     struct worker *worker;
     struct kv_store *store;
-    struct kv_ring *ring;
+    struct kv_disk *disk;
     struct kv_mailbox *mailbox;
     const char *model_name, *engine_backend, *engine_isa, *engine_family;
     uint64_t rss_budget_bytes;

@@ -234,7 +234,7 @@ static void fill_identity(struct shard *shard, struct request_stats *stats)
     stats->engine_backend = shard->options.engine_backend;
     stats->engine_isa = shard->options.engine_isa;
     stats->engine_family = shard->options.engine_family;
-    stats->io_backend = kv_ring_backend(shard->options.ring);
+    stats->io_backend = kv_disk_backend(shard->options.disk);
     stats->clock_mode = kv_clock_is_virtual(shard->options.clock) ? "virtual" : "real";
     stats->health = health == NULL ? "serving" : health;
     stats->model = store->options.model;

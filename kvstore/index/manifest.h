@@ -1,23 +1,27 @@
 #pragma once
 
 /*
- * What is durable about sessions: small key-value records in RocksDB.  The index knows keys and
- * values (format/manifest_record.h); this file knows only how to make them durable and read them.
+ * What is durable about sessions: small key-value records.  The index knows keys and values
+ * (format/manifest_record.h); this file knows only how to make them durable and read them.
  *
- * Two threads: one writer, which folds all batches waiting into one synced RocksDB WriteBatch, and
- * one reader, which serves prefix scans, so a load never waits behind a sync.  Answers come back as
- * messages into the mailbox named in the batch or scan.  After a failed sync every later batch
- * fails with KV_IO until restart.
+ * A batch becomes durable whole or not at all, batches in the order posted.  Answers come back as
+ * messages into the mailbox named in the batch or scan.  After a failed batch every later one fails
+ * with KV_IO until restart.
+ *
+ * In the daemon they lie in RocksDB, with two threads: one writer, which folds all batches waiting
+ * into one synced WriteBatch, and one reader, which serves prefix scans, so a load never waits
+ * behind a sync.  Tests have others (struct kv_manifest_ops).
  */
 
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct kv_manifest;
 
-/* Creates the database if absent.  KV_INVALID: the directory is locked by another process;
+/* RocksDB in `dir`, made if absent.  KV_INVALID: the directory is locked by another process;
  * KV_IO / KV_CORRUPT: RocksDB's own words. */
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest,
                            struct kv_error *err) KV_MUST_CHECK;
@@ -92,3 +96,26 @@ struct kv_manifest_stats {
     bool failed;
 };
 struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest); /* Any thread. */
+
+/* ---- for implementations ---- */
+
+/* The functions above, without their prefix; each embeds struct kv_manifest. */
+struct kv_manifest_ops {
+    void (*close)(struct kv_manifest *manifest);
+    void (*write_post)(struct kv_manifest *manifest, struct kv_manifest_batch *batch);
+    void (*scan_post)(struct kv_manifest *manifest, struct kv_manifest_scan *scan);
+    kv_status (*write_now)(struct kv_manifest *manifest, const struct kv_manifest_put *puts,
+                           uint32_t put_count, struct kv_error *err);
+    kv_status (*scan_now)(struct kv_manifest *manifest, const uint8_t *prefix,
+                          uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
+                          struct kv_error *err);
+    struct kv_manifest_stats (*stats)(struct kv_manifest *manifest);
+};
+
+struct kv_manifest {
+    const struct kv_manifest_ops *ops;
+};
+
+/* Adds a record to a scan's buffer; false, and more is set: it does not fit, or there are enough.
+ */
+bool kv_manifest_scan_add(struct kv_manifest_scan *scan, const struct kv_manifest_put *record);

@@ -34,10 +34,10 @@
 #define TOLERATE_TAIL 0 /* A log may end in the middle of a record, and is else whole. */
 #define LOG_BYTES_MAX (1u << 20)
 #define LOG_FILES_MAX 4u
-#define RECORD_HEAD_BYTES 8u
 #define RECOVERY_BYTES (1u << 20) /* Beside its logs: a manifest file, options, its own notes. */
 
-struct kv_manifest {
+struct rocks {
+    struct kv_manifest manifest;
     rocksdb_t *db;
     rocksdb_options_t *options;
     rocksdb_block_based_table_options_t *table_options;
@@ -63,6 +63,11 @@ struct kv_manifest {
     _Atomic uint64_t record_count;
     _Atomic bool failed;
 };
+
+static struct rocks *rocks_of(struct kv_manifest *manifest)
+{
+    return KV_CONTAINER_OF(manifest, struct rocks, manifest);
+}
 
 /* Takes over RocksDB's text. */
 static kv_status fail_rocks(struct kv_error *err, const char *what, char *text)
@@ -103,31 +108,30 @@ static void batch_add(rocksdb_writebatch_t *group, const struct kv_manifest_put 
     }
 }
 
-static kv_status group_write(struct kv_manifest *manifest, rocksdb_writebatch_t *group,
-                             struct kv_error *err)
+static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, struct kv_error *err)
 {
-    if (atomic_load(&manifest->failed))
+    if (atomic_load(&rocks->failed))
         return KV_FAIL(err, KV_IO, "the manifest failed before; restart to go on");
     char *text = NULL;
-    rocksdb_write(manifest->db, manifest->write_options, group, &text);
-    atomic_fetch_add(&manifest->sync_count, 1);
+    rocksdb_write(rocks->db, rocks->write_options, group, &text);
+    atomic_fetch_add(&rocks->sync_count, 1);
     if (text == NULL) return KV_OK;
-    atomic_store(&manifest->failed, true);
+    atomic_store(&rocks->failed, true);
     (void)fail_rocks(err, "write to the manifest", text);
     return KV_IO;
 }
 
-static void batches_serve(struct kv_manifest *manifest, struct kv_manifest_batch *first)
+static void batches_serve(struct rocks *rocks, struct kv_manifest_batch *first)
 {
     rocksdb_writebatch_t *group = rocksdb_writebatch_create();
     uint64_t records = 0;
     for (const struct kv_manifest_batch *batch = first; batch != NULL; batch = batch->next) {
         batch_add(group, batch->puts, batch->put_count);
         records += batch->put_count;
-        atomic_fetch_add(&manifest->batch_count, 1);
+        atomic_fetch_add(&rocks->batch_count, 1);
     }
-    const kv_status status = group_write(manifest, group, NULL);
-    if (status == KV_OK) atomic_fetch_add(&manifest->record_count, records);
+    const kv_status status = group_write(rocks, group, NULL);
+    if (status == KV_OK) atomic_fetch_add(&rocks->record_count, records);
     rocksdb_writebatch_destroy(group);
 
     while (first != NULL) {
@@ -141,51 +145,48 @@ static void batches_serve(struct kv_manifest *manifest, struct kv_manifest_batch
 static void batch_received(struct kv_msg *msg)
 {
     struct kv_manifest_batch *batch = KV_CONTAINER_OF(msg, struct kv_manifest_batch, inbox);
-    struct kv_manifest *manifest = batch->manifest;
-    if (manifest->group == NULL) {
-        manifest->group = batch;
+    struct rocks *rocks = rocks_of(batch->manifest);
+    if (rocks->group == NULL) {
+        rocks->group = batch;
     } else {
-        manifest->group_last->next = batch;
+        rocks->group_last->next = batch;
     }
-    manifest->group_last = batch;
+    rocks->group_last = batch;
 }
 
 static void writer_stop_received(struct kv_msg *msg)
 {
-    KV_CONTAINER_OF(msg, struct kv_manifest, writer_stop_msg)->writer_stop = true;
+    KV_CONTAINER_OF(msg, struct rocks, writer_stop_msg)->writer_stop = true;
 }
 
 static void writer_main(void *arg)
 {
-    struct kv_manifest *manifest = arg;
-    while (!manifest->writer_stop) {
-        kv_mailbox_wait(manifest->writer_inbox, -1);
-        (void)kv_mailbox_run(manifest->writer_inbox, KV_MANIFEST_BATCHES_MAX);
-        struct kv_manifest_batch *first = manifest->group;
-        manifest->group = NULL;
+    struct rocks *rocks = arg;
+    while (!rocks->writer_stop) {
+        kv_mailbox_wait(rocks->writer_inbox, -1);
+        (void)kv_mailbox_run(rocks->writer_inbox, KV_MANIFEST_BATCHES_MAX);
+        struct kv_manifest_batch *first = rocks->group;
+        rocks->group = NULL;
         /* The stop message is the last one: what was posted before it is in this group. */
-        if (first != NULL) batches_serve(manifest, first);
+        if (first != NULL) batches_serve(rocks, first);
     }
 }
 
-void kv_manifest_write_post(struct kv_manifest *manifest, struct kv_manifest_batch *batch)
+static void rocks_write_post(struct kv_manifest *manifest, struct kv_manifest_batch *batch)
 {
-    assert(batch->reply != NULL);
-    assert(batch->msg.run != NULL);
-    batch->next = NULL;
-    batch->manifest = manifest;
     batch->inbox.run = batch_received;
-    kv_mailbox_post(manifest->writer_inbox, &batch->inbox);
+    kv_mailbox_post(rocks_of(manifest)->writer_inbox, &batch->inbox);
 }
 
-kv_status kv_manifest_write_now(struct kv_manifest *manifest, const struct kv_manifest_put *puts,
-                                uint32_t put_count, struct kv_error *err)
+static kv_status rocks_write_now(struct kv_manifest *manifest, const struct kv_manifest_put *puts,
+                                 uint32_t put_count, struct kv_error *err)
 {
+    struct rocks *rocks = rocks_of(manifest);
     rocksdb_writebatch_t *group = rocksdb_writebatch_create();
     batch_add(group, puts, put_count);
-    atomic_fetch_add(&manifest->batch_count, 1);
-    const kv_status status = group_write(manifest, group, err);
-    if (status == KV_OK) atomic_fetch_add(&manifest->record_count, put_count);
+    atomic_fetch_add(&rocks->batch_count, 1);
+    const kv_status status = group_write(rocks, group, err);
+    if (status == KV_OK) atomic_fetch_add(&rocks->record_count, put_count);
     rocksdb_writebatch_destroy(group);
     return status;
 }
@@ -219,92 +220,51 @@ static kv_status iterator_end(rocksdb_iterator_t *iterator, struct kv_error *err
     return text == NULL ? KV_OK : fail_rocks(err, "read the manifest", text);
 }
 
-/* False: it does not fit. */
-static bool record_copy(struct kv_manifest_scan *scan, const struct kv_manifest_put *record)
-{
-    const uint64_t bytes = (uint64_t)RECORD_HEAD_BYTES + record->key_bytes + record->value_bytes;
-    if (bytes > scan->buf_bytes - scan->used_bytes) return false;
-    uint8_t *at = scan->buf + scan->used_bytes;
-    kv_store32(at, record->key_bytes);
-    kv_store32(at + 4, record->value_bytes);
-    memcpy(at + RECORD_HEAD_BYTES, record->key, record->key_bytes);
-    memcpy(at + RECORD_HEAD_BYTES + record->key_bytes, record->value, record->value_bytes);
-    scan->used_bytes += (uint32_t)bytes;
-    scan->record_count++;
-    return true;
-}
-
 static void scan_received(struct kv_msg *msg)
 {
     struct kv_manifest_scan *scan = KV_CONTAINER_OF(msg, struct kv_manifest_scan, inbox);
-    struct kv_manifest *manifest = scan->manifest;
+    const struct rocks *rocks = rocks_of(scan->manifest);
     const uint8_t *start = scan->start != NULL ? scan->start : scan->prefix;
     const uint32_t start_bytes = scan->start != NULL ? scan->start_bytes : scan->prefix_bytes;
     struct kv_manifest_put record;
 
-    scan->used_bytes = 0;
-    scan->record_count = 0;
-    scan->more = false;
-    rocksdb_iterator_t *iterator = rocksdb_create_iterator(manifest->db, manifest->read_options);
+    rocksdb_iterator_t *iterator = rocksdb_create_iterator(rocks->db, rocks->read_options);
     rocksdb_iter_seek(iterator, (const char *)start, start_bytes);
-    while (record_get(iterator, scan->prefix, scan->prefix_bytes, &record)) {
-        scan->more = scan->record_count == scan->record_max || !record_copy(scan, &record);
-        if (scan->more) break;
+    while (record_get(iterator, scan->prefix, scan->prefix_bytes, &record) &&
+           kv_manifest_scan_add(scan, &record))
         rocksdb_iter_next(iterator);
-    }
     scan->status = iterator_end(iterator, NULL);
     kv_mailbox_post(scan->reply, &scan->msg); /* The owner's from here on. */
 }
 
 static void reader_stop_received(struct kv_msg *msg)
 {
-    KV_CONTAINER_OF(msg, struct kv_manifest, reader_stop_msg)->reader_stop = true;
+    KV_CONTAINER_OF(msg, struct rocks, reader_stop_msg)->reader_stop = true;
 }
 
 static void reader_main(void *arg)
 {
-    struct kv_manifest *manifest = arg;
-    while (!manifest->reader_stop) {
-        kv_mailbox_wait(manifest->reader_inbox, -1);
-        (void)kv_mailbox_run(manifest->reader_inbox, UINT32_MAX);
+    struct rocks *rocks = arg;
+    while (!rocks->reader_stop) {
+        kv_mailbox_wait(rocks->reader_inbox, -1);
+        (void)kv_mailbox_run(rocks->reader_inbox, UINT32_MAX);
     }
 }
 
-void kv_manifest_scan_post(struct kv_manifest *manifest, struct kv_manifest_scan *scan)
+static void rocks_scan_post(struct kv_manifest *manifest, struct kv_manifest_scan *scan)
 {
-    assert(scan->reply != NULL);
-    assert(scan->msg.run != NULL);
-    assert(scan->record_max > 0);
-    scan->manifest = manifest;
     scan->inbox.run = scan_received;
-    kv_mailbox_post(manifest->reader_inbox, &scan->inbox);
+    kv_mailbox_post(rocks_of(manifest)->reader_inbox, &scan->inbox);
 }
 
-bool kv_manifest_scan_next(const struct kv_manifest_scan *scan, uint32_t *offset,
-                           struct kv_manifest_put *ret_record)
+static kv_status rocks_scan_now(struct kv_manifest *manifest, const uint8_t *prefix,
+                                uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
+                                struct kv_error *err)
 {
-    if (*offset >= scan->used_bytes) return false;
-    const uint8_t *at = scan->buf + *offset;
-    const uint32_t key_bytes = kv_load32(at);
-    const uint32_t value_bytes = kv_load32(at + 4);
-    *ret_record = (struct kv_manifest_put){
-        .key = at + RECORD_HEAD_BYTES,
-        .key_bytes = key_bytes,
-        .value = at + RECORD_HEAD_BYTES + key_bytes,
-        .value_bytes = value_bytes,
-    };
-    *offset += RECORD_HEAD_BYTES + key_bytes + value_bytes;
-    assert(*offset <= scan->used_bytes);
-    return true;
-}
-
-kv_status kv_manifest_scan_now(struct kv_manifest *manifest, const uint8_t *prefix,
-                               uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
-                               struct kv_error *err)
-{
+    const struct rocks *rocks = rocks_of(manifest);
     struct kv_manifest_put record;
     kv_status status = KV_OK;
-    rocksdb_iterator_t *iterator = rocksdb_create_iterator(manifest->db, manifest->read_options);
+    rocksdb_iterator_t *iterator = rocksdb_create_iterator(rocks->db, rocks->read_options);
     rocksdb_iter_seek(iterator, (const char *)prefix, prefix_bytes);
     while (status == KV_OK && record_get(iterator, prefix, prefix_bytes, &record)) {
         status = visit(context, &record);
@@ -316,25 +276,25 @@ kv_status kv_manifest_scan_now(struct kv_manifest *manifest, const uint8_t *pref
 
 /* ---- open and close ---- */
 
-static void options_create(struct kv_manifest *manifest)
+static void options_create(struct rocks *rocks)
 {
-    manifest->options = rocksdb_options_create();
-    manifest->table_options = rocksdb_block_based_options_create();
-    manifest->cache = rocksdb_cache_create_lru(BLOCK_CACHE_BYTES);
-    manifest->write_options = rocksdb_writeoptions_create();
-    manifest->read_options = rocksdb_readoptions_create();
+    rocks->options = rocksdb_options_create();
+    rocks->table_options = rocksdb_block_based_options_create();
+    rocks->cache = rocksdb_cache_create_lru(BLOCK_CACHE_BYTES);
+    rocks->write_options = rocksdb_writeoptions_create();
+    rocks->read_options = rocksdb_readoptions_create();
 
-    rocksdb_block_based_options_set_block_cache(manifest->table_options, manifest->cache);
-    rocksdb_options_set_block_based_table_factory(manifest->options, manifest->table_options);
-    rocksdb_options_set_create_if_missing(manifest->options, 1);
-    rocksdb_options_set_paranoid_checks(manifest->options, 1);
-    rocksdb_options_set_write_buffer_size(manifest->options, WRITE_BUFFER_BYTES);
-    rocksdb_options_set_max_open_files(manifest->options, OPEN_FILES_MAX);
-    rocksdb_options_set_info_log_level(manifest->options, LOG_LEVEL_WARN);
-    rocksdb_options_set_max_log_file_size(manifest->options, LOG_BYTES_MAX);
-    rocksdb_options_set_keep_log_file_num(manifest->options, LOG_FILES_MAX);
-    rocksdb_writeoptions_set_sync(manifest->write_options, 1);
-    rocksdb_readoptions_set_verify_checksums(manifest->read_options, 1);
+    rocksdb_block_based_options_set_block_cache(rocks->table_options, rocks->cache);
+    rocksdb_options_set_block_based_table_factory(rocks->options, rocks->table_options);
+    rocksdb_options_set_create_if_missing(rocks->options, 1);
+    rocksdb_options_set_paranoid_checks(rocks->options, 1);
+    rocksdb_options_set_write_buffer_size(rocks->options, WRITE_BUFFER_BYTES);
+    rocksdb_options_set_max_open_files(rocks->options, OPEN_FILES_MAX);
+    rocksdb_options_set_info_log_level(rocks->options, LOG_LEVEL_WARN);
+    rocksdb_options_set_max_log_file_size(rocks->options, LOG_BYTES_MAX);
+    rocksdb_options_set_keep_log_file_num(rocks->options, LOG_FILES_MAX);
+    rocksdb_writeoptions_set_sync(rocks->write_options, 1);
+    rocksdb_readoptions_set_verify_checksums(rocks->read_options, 1);
 }
 
 /* RocksDB's own threads inherit the mask: the daemon's signals are for its main thread. */
@@ -383,88 +343,100 @@ static kv_status check_room(const char *dir, struct kv_error *err)
                    dir, (unsigned long long)have, (unsigned long long)need);
 }
 
+static void rocks_close(struct kv_manifest *manifest)
+{
+    struct rocks *rocks = rocks_of(manifest);
+    if (rocks->writer.started) {
+        rocks->writer_stop_msg.run = writer_stop_received;
+        kv_mailbox_post(rocks->writer_inbox, &rocks->writer_stop_msg);
+    }
+    if (rocks->reader.started) {
+        rocks->reader_stop_msg.run = reader_stop_received;
+        kv_mailbox_post(rocks->reader_inbox, &rocks->reader_stop_msg);
+    }
+    kv_thread_join(&rocks->writer);
+    kv_thread_join(&rocks->reader);
+    kv_mailbox_destroy(rocks->writer_inbox);
+    kv_mailbox_destroy(rocks->reader_inbox);
+
+    if (rocks->db != NULL) rocksdb_close(rocks->db);
+    rocksdb_readoptions_destroy(rocks->read_options);
+    rocksdb_writeoptions_destroy(rocks->write_options);
+    rocksdb_options_destroy(rocks->options);
+    rocksdb_block_based_options_destroy(rocks->table_options);
+    rocksdb_cache_destroy(rocks->cache);
+    free(rocks);
+}
+
+static struct kv_manifest_stats rocks_stats(struct kv_manifest *manifest)
+{
+    struct rocks *rocks = rocks_of(manifest);
+    return (struct kv_manifest_stats){
+        .batches = atomic_load(&rocks->batch_count),
+        .syncs = atomic_load(&rocks->sync_count),
+        .records = atomic_load(&rocks->record_count),
+        .failed = atomic_load(&rocks->failed),
+    };
+}
+
+static const struct kv_manifest_ops rocks_ops = {
+    .close = rocks_close,
+    .write_post = rocks_write_post,
+    .scan_post = rocks_scan_post,
+    .write_now = rocks_write_now,
+    .scan_now = rocks_scan_now,
+    .stats = rocks_stats,
+};
+
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest, struct kv_error *err)
 {
-    struct kv_manifest *manifest = calloc(1, sizeof(*manifest));
-    if (manifest == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
-    options_create(manifest);
+    struct rocks *rocks = calloc(1, sizeof(*rocks));
+    if (rocks == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
+    rocks->manifest.ops = &rocks_ops;
+    options_create(rocks);
 
     char *text = NULL;
     kv_status status = check_room(dir, err);
     if (status != KV_OK) goto fail;
-    manifest->db = open_without_signals(manifest->options, dir, &text);
+    rocks->db = open_without_signals(rocks->options, dir, &text);
     if (text != NULL) {
-        manifest->db = NULL;
+        rocks->db = NULL;
         status = fail_open(err, dir, text);
         goto fail;
     }
-    status = kv_mailbox_create(&manifest->writer_inbox, err);
-    if (status == KV_OK) status = kv_mailbox_create(&manifest->reader_inbox, err);
+    status = kv_mailbox_create(&rocks->writer_inbox, err);
+    if (status == KV_OK) status = kv_mailbox_create(&rocks->reader_inbox, err);
     if (status != KV_OK) goto fail;
-    status = kv_thread_start(&manifest->writer, KV_THREAD_MANIFEST, "kv-manifest-w", writer_main,
-                             manifest, err);
+    status = kv_thread_start(&rocks->writer, KV_THREAD_MANIFEST, "kv-manifest-w", writer_main,
+                             rocks, err);
     if (status == KV_OK)
-        status = kv_thread_start(&manifest->reader, KV_THREAD_MANIFEST, "kv-manifest-r",
-                                 reader_main, manifest, err);
+        status = kv_thread_start(&rocks->reader, KV_THREAD_MANIFEST, "kv-manifest-r", reader_main,
+                                 rocks, err);
     if (status != KV_OK) goto fail;
-    *ret_manifest = manifest;
+    *ret_manifest = &rocks->manifest;
     return KV_OK;
 
 fail:
-    kv_manifest_close(manifest);
+    rocks_close(&rocks->manifest);
     return status;
 }
 
 kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
                                 struct kv_error *err)
 {
-    struct kv_manifest *manifest = calloc(1, sizeof(*manifest));
-    if (manifest == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
-    options_create(manifest);
-    rocksdb_options_set_create_if_missing(manifest->options, 0);
-    rocksdb_options_set_wal_recovery_mode(manifest->options, TOLERATE_TAIL);
+    struct rocks *rocks = calloc(1, sizeof(*rocks));
+    if (rocks == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
+    rocks->manifest.ops = &rocks_ops;
+    options_create(rocks);
+    rocksdb_options_set_create_if_missing(rocks->options, 0);
+    rocksdb_options_set_wal_recovery_mode(rocks->options, TOLERATE_TAIL);
     char *text = NULL;
-    manifest->db = rocksdb_open_for_read_only(manifest->options, dir, 0, &text);
+    rocks->db = rocksdb_open_for_read_only(rocks->options, dir, 0, &text);
     if (text != NULL) {
-        manifest->db = NULL;
-        kv_manifest_close(manifest);
+        rocks->db = NULL;
+        rocks_close(&rocks->manifest);
         return fail_open(err, dir, text);
     }
-    *ret_manifest = manifest;
+    *ret_manifest = &rocks->manifest;
     return KV_OK;
-}
-
-void kv_manifest_close(struct kv_manifest *manifest)
-{
-    if (manifest == NULL) return;
-    if (manifest->writer.started) {
-        manifest->writer_stop_msg.run = writer_stop_received;
-        kv_mailbox_post(manifest->writer_inbox, &manifest->writer_stop_msg);
-    }
-    if (manifest->reader.started) {
-        manifest->reader_stop_msg.run = reader_stop_received;
-        kv_mailbox_post(manifest->reader_inbox, &manifest->reader_stop_msg);
-    }
-    kv_thread_join(&manifest->writer);
-    kv_thread_join(&manifest->reader);
-    kv_mailbox_destroy(manifest->writer_inbox);
-    kv_mailbox_destroy(manifest->reader_inbox);
-
-    if (manifest->db != NULL) rocksdb_close(manifest->db);
-    rocksdb_readoptions_destroy(manifest->read_options);
-    rocksdb_writeoptions_destroy(manifest->write_options);
-    rocksdb_options_destroy(manifest->options);
-    rocksdb_block_based_options_destroy(manifest->table_options);
-    rocksdb_cache_destroy(manifest->cache);
-    free(manifest);
-}
-
-struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest)
-{
-    return (struct kv_manifest_stats){
-        .batches = atomic_load(&manifest->batch_count),
-        .syncs = atomic_load(&manifest->sync_count),
-        .records = atomic_load(&manifest->record_count),
-        .failed = atomic_load(&manifest->failed),
-    };
 }

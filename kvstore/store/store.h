@@ -10,10 +10,10 @@
  */
 
 #include "kvstore/base/clock.h"
+#include "kvstore/base/disk.h"
 #include "kvstore/base/log.h"
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/plant.h"
-#include "kvstore/base/ring.h"
 #include "kvstore/format/layout.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
@@ -24,7 +24,7 @@
 #include "kvstore/tier/tier_ssd.h"
 
 struct kv_store_options {
-    const char *dir;                 /* State directory: manifest/ and ssd/ are made inside. */
+    const char *dir;                 /* State directory: exists; ssd/ is made inside. */
     struct kv_superblock superblock; /* Filled in by kv_store_directory(). */
     const struct kv_layout *layout;
     struct kv_digest model;
@@ -32,7 +32,8 @@ struct kv_store_options {
     uint64_t kernels_made; /* What checkpoints are said to be made by: the same, but in tests. */
     struct kv_clock *clock;
     struct kv_log *log;
-    struct kv_ring *ring;
+    struct kv_disk *disk;
+    struct kv_manifest *manifest; /* Open; outlives the store. */
     struct kv_mailbox *mailbox; /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;

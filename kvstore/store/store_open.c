@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 uint64_t kv_store_now_ms(const struct kv_store *store)
 {
@@ -34,11 +33,22 @@ uint64_t kv_store_next_generation(struct kv_store *store)
     return ++store->generation;
 }
 
-static kv_status make_dir(const char *path, struct kv_error *err)
+/* Names made inside `dir` are durable afterwards: this one, and the manifest's. */
+static kv_status make_ssd_dir(struct kv_disk *disk, const char *dir, const char *path,
+                              struct kv_error *err)
 {
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+    const struct kv_disk_call make = {.verb = KV_DISK_MAKE_DIR, .name = path};
+    const struct kv_disk_call open = {.verb = KV_DISK_OPEN_DIR, .name = dir};
+    if (kv_disk_call(disk, &make) < 0 && errno != EEXIST)
         return KV_FAIL_ERRNO(err, KV_IO, "create directory '%s'", path);
-    return KV_OK;
+    const int fd = (int)kv_disk_call(disk, &open);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", dir);
+    const struct kv_disk_call sync = {.verb = KV_DISK_SYNC_DIR, .fd = fd};
+    kv_status status = KV_OK;
+    if (kv_disk_call(disk, &sync) < 0)
+        status = KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", dir);
+    kv_disk_close_file(disk, fd);
+    return status;
 }
 
 static void slot_evicted(void *context, uint32_t owner, uint32_t slot)
@@ -178,29 +188,25 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
     };
     /* Settings that cannot work are refused before they are written into a new directory. */
     const struct kv_ssd_options ssd = ssd_options(options, options->dir);
-    kv_status status = kv_ssd_check(&ssd, err);
-    if (status == KV_OK) status = make_dir(options->dir, err);
+    const kv_status status = kv_ssd_check(&ssd, err);
     if (status != KV_OK) return status;
     return kv_directory_open(options->dir, &want, &options->superblock, err);
 }
 
 /* Reads the store record and counts this start: generations of different runs never meet. */
-static kv_status open_manifest(struct kv_store *store, struct kv_error *err)
+static kv_status begin_run(struct kv_store *store, struct kv_error *err)
 {
-    char path[512];
-    (void)snprintf(path, sizeof(path), "%s/manifest", store->options.dir);
-    kv_status status = kv_manifest_open(path, &store->manifest, err);
-    if (status != KV_OK) return status;
-
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_STORE_MAX];
     const uint32_t key_bytes = kv_key_store(key);
     struct store_visit visit = {.store = store, .err = err};
-    status = kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
+    kv_status status =
+        kv_manifest_scan_now(store->manifest, key, key_bytes, visit_store, &visit, err);
     if (status != KV_OK) return status;
     if (visit.found &&
         !kv_id_equal(visit.record.directory.bytes, store->options.superblock.id.bytes))
         return KV_FAIL(err, KV_INVALID,
-                       "'%s' belongs to another state directory: put this one's own back", path);
+                       "'%s/manifest' belongs to another state directory: put this one's own back",
+                       store->options.dir);
     visit.record.directory = store->options.superblock.id;
     visit.record.model = store->options.model;
     visit.record.boots++;
@@ -236,12 +242,10 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
                             &store->pool, err);
     if (status != KV_OK) return status;
     (void)snprintf(path, sizeof(path), "%s/ssd", options->dir);
-    status = make_dir(path, err);
-    /* The names made until now: this one, and the manifest's. */
-    if (status == KV_OK) status = kv_directory_sync(options->dir, err);
+    status = make_ssd_dir(options->disk, options->dir, path, err);
     if (status != KV_OK) return status;
     const struct kv_ssd_options ssd = ssd_options(options, path);
-    return kv_ssd_open(&ssd, options->ring, &store->ssd, err);
+    return kv_ssd_open(&ssd, options->disk, &store->ssd, err);
 }
 
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
@@ -253,7 +257,9 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
     store->layout = *options->layout;
     store->options.layout = &store->layout;
 
-    kv_status status = open_manifest(store, err);
+    store->manifest = options->manifest;
+
+    kv_status status = begin_run(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
     if (status != KV_OK) goto fail;
@@ -273,7 +279,6 @@ void kv_store_close(struct kv_store *store)
     assert(store->operations == 0);
     kv_batch_discard(store->dead);
     kv_ssd_close(store->ssd);
-    kv_manifest_close(store->manifest);
     kv_pool_destroy(store->pool);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);

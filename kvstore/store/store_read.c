@@ -62,7 +62,7 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
         return;
     } else if (status != KV_OK) {
         kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
-               object->ssd_page, ssd_op->ring_op.sys_errno);
+               object->ssd_page, ssd_op->disk_op.sys_errno);
         kv_hbm_unpin(store->hbm, *slot);
         *slot = KV_HBM_SLOT_NONE;
         read->fresh[op->at] = false;

@@ -80,12 +80,11 @@ static void item_written(struct kv_ssd_op *op, kv_status status)
     if (status != KV_OK) write->status = status;
     assert(write->waiting > 0);
     if (--write->waiting > 0) return;
-    if (write->status != KV_OK) {
-        write->store->operations--;
-        write->done(write, write->status);
-        return;
-    }
-    kv_ssd_flush_start(write->store->ssd, &write->flush);
+    if (write->status == KV_OK)
+        write->status = kv_ssd_flush_start(write->store->ssd, &write->flush);
+    if (write->status == KV_OK) return; /* The flush goes on from here. */
+    write->store->operations--;
+    write->done(write, write->status);
 }
 
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err)

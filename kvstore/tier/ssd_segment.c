@@ -16,12 +16,10 @@
 #include "kvstore/format/superblock.h"
 
 #include <assert.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <string.h>
 
 #define NAME_BYTES 24u
 
@@ -62,10 +60,14 @@ static kv_status write_header(const struct kv_ssd_place *place, const char *name
         .directory = place->directory,
     };
     kv_segment_header_encode(&header, bytes);
+    const struct kv_disk_call write = {
+        .verb = KV_DISK_WRITE, .fd = fd, .buf = bytes, .bytes = KV_SEGMENT_HEADER_BYTES};
+    const struct kv_disk_call sync = {.verb = KV_DISK_SYNC, .fd = fd};
     errno = 0; /* A short write has none of its own. */
-    if (pwrite(fd, bytes, KV_SEGMENT_HEADER_BYTES, 0) != (ssize_t)KV_SEGMENT_HEADER_BYTES)
+    if (kv_disk_call(place->disk, &write) != KV_SEGMENT_HEADER_BYTES)
         return KV_FAIL_ERRNO(err, KV_IO, "write the header of '%s/%s'", place->dir, name);
-    if (fdatasync(fd) != 0) return KV_FAIL_ERRNO(err, KV_IO, "sync '%s/%s'", place->dir, name);
+    if (kv_disk_call(place->disk, &sync) < 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "sync '%s/%s'", place->dir, name);
     return KV_OK;
 }
 
@@ -73,8 +75,10 @@ static kv_status write_header(const struct kv_ssd_place *place, const char *name
 static kv_status complete(const struct kv_ssd_place *place, const char *name, uint32_t number,
                           int fd, struct kv_error *err)
 {
-    errno = posix_fallocate(fd, 0, (off_t)place->segment_bytes);
-    if (errno != 0)
+    const struct kv_disk_call reserve = {
+        .verb = KV_DISK_RESERVE, .fd = fd, .bytes = place->segment_bytes};
+    const struct kv_disk_call sync_dir = {.verb = KV_DISK_SYNC_DIR, .fd = place->dir_fd};
+    if (kv_disk_call(place->disk, &reserve) < 0)
         return KV_FAIL_ERRNO(err, KV_IO, "reserve %" PRIu64 " B for '%s/%s'", place->segment_bytes,
                              place->dir, name);
 
@@ -84,15 +88,17 @@ static kv_status complete(const struct kv_ssd_place *place, const char *name, ui
     free(bytes);
     if (status != KV_OK) return status;
 
-    if (fsync(place->dir_fd) != 0)
+    if (kv_disk_call(place->disk, &sync_dir) < 0)
         return KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", place->dir);
     return KV_OK;
 }
 
-static kv_status open_file(const struct kv_ssd_place *place, const char *name, int flags,
-                           int *ret_fd, struct kv_error *err)
+/* OPEN or CREATE. */
+static kv_status open_file(const struct kv_ssd_place *place, const char *name,
+                           enum kv_disk_verb verb, int *ret_fd, struct kv_error *err)
 {
-    const int fd = openat(place->dir_fd, name, O_RDWR | O_DIRECT | O_CLOEXEC | flags, 0600);
+    const struct kv_disk_call open = {.verb = verb, .fd = place->dir_fd, .name = name};
+    const int fd = (int)kv_disk_call(place->disk, &open);
     if (fd < 0 && errno == EINVAL)
         return KV_FAIL_ERRNO(err, KV_IO, "the file system of '%s' has no O_DIRECT", place->dir);
     if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open '%s/%s'", place->dir, name);
@@ -105,7 +111,7 @@ kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t numbe
 {
     const struct name name = name_of(number);
     int fd = -1;
-    kv_status status = open_file(place, name.text, O_CREAT | O_EXCL, &fd, err);
+    kv_status status = open_file(place, name.text, KV_DISK_CREATE, &fd, err);
     if (status == KV_OK) status = complete(place, name.text, number, fd, err);
     if (status != KV_OK) goto fail;
     *ret_fd = fd;
@@ -114,8 +120,10 @@ kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t numbe
 fail:
     /* fd < 0: the name may be somebody else's, or the file was never made. */
     if (fd >= 0) {
-        (void)close(fd);
-        (void)unlinkat(place->dir_fd, name.text, 0);
+        const struct kv_disk_call unlink = {
+            .verb = KV_DISK_UNLINK, .fd = place->dir_fd, .name = name.text};
+        kv_disk_close_file(place->disk, fd);
+        (void)!kv_disk_call(place->disk, &unlink);
     }
     return status;
 }
@@ -156,16 +164,18 @@ static kv_status check_header(const struct kv_ssd_place *place, const char *name
 static kv_status read_and_check(const struct kv_ssd_place *place, const char *name, uint32_t number,
                                 int fd, uint64_t *ret_file_bytes, struct kv_error *err)
 {
-    struct stat info;
-    if (fstat(fd, &info) != 0)
-        return KV_FAIL_ERRNO(err, KV_IO, "look at '%s/%s'", place->dir, name);
-    *ret_file_bytes = (uint64_t)info.st_size;
-    if (info.st_size == 0) return KV_MISS;
+    const struct kv_disk_call look = {.verb = KV_DISK_SIZE, .fd = fd};
+    const int64_t size = kv_disk_call(place->disk, &look);
+    if (size < 0) return KV_FAIL_ERRNO(err, KV_IO, "look at '%s/%s'", place->dir, name);
+    *ret_file_bytes = (uint64_t)size;
+    if (size == 0) return KV_MISS;
 
     uint8_t *bytes = aligned_alloc(KV_IO_ALIGN, KV_SEGMENT_HEADER_BYTES);
     if (bytes == NULL) return KV_FAIL(err, KV_NOMEM, "open '%s/%s'", place->dir, name);
     kv_status status;
-    const ssize_t got = pread(fd, bytes, KV_SEGMENT_HEADER_BYTES, 0);
+    const struct kv_disk_call read = {
+        .verb = KV_DISK_READ, .fd = fd, .buf = bytes, .bytes = KV_SEGMENT_HEADER_BYTES};
+    const int64_t got = kv_disk_call(place->disk, &read);
     if (got < 0) {
         status = KV_FAIL_ERRNO(err, KV_IO, "read the header of '%s/%s'", place->dir, name);
     } else {
@@ -183,7 +193,7 @@ kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number,
     const struct name name = name_of(number);
     uint64_t file_bytes = 0;
     int fd = -1;
-    kv_status status = open_file(place, name.text, 0, &fd, err);
+    kv_status status = open_file(place, name.text, KV_DISK_OPEN, &fd, err);
     if (status != KV_OK) goto fail;
     status = read_and_check(place, name.text, number, fd, &file_bytes, err);
     const bool empty = status == KV_MISS;
@@ -197,6 +207,6 @@ kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number,
     return KV_OK;
 
 fail:
-    if (fd >= 0) (void)close(fd);
+    kv_disk_close_file(place->disk, fd);
     return status;
 }

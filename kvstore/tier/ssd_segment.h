@@ -3,7 +3,7 @@
 /* Segment files of the SSD tier: making and opening them.  Blocking; at start, and when the tier
  * needs another file.  Owned by: shard. */
 
-#include "kvstore/base/status.h"
+#include "kvstore/base/disk.h"
 #include "kvstore/format/ids.h"
 
 #include <stdint.h>
@@ -11,6 +11,7 @@
 #define KV_SSD_SEGMENT_NUMBER_MAX 999999u /* Six digits in the name. */
 
 struct kv_ssd_place {
+    struct kv_disk *disk;
     int dir_fd;
     const char *dir; /* For messages. */
     uint64_t segment_bytes;

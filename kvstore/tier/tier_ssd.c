@@ -21,24 +21,25 @@
 #include "kvstore/tier/ssd_space.h"
 
 #include <assert.h>
-#include <dirent.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
+#include <string.h>
+
+#define NAMES_BYTES_FIRST (64ull << 10)
+#define NAMES_BYTES_MAX (64ull << 20) /* More than a million segments. */
 
 struct segment {
     int fd;               /* -1: no such file. */
     bool dirty;           /* Written since its last fdatasync was started. */
     uint64_t valid_bytes; /* Of the file as found at start: what was stored beyond is gone. */
-    struct kv_ring_op sync;
+    struct kv_disk_op sync;
     struct kv_ssd *ssd;
 };
 
 /* Owned by: shard. */
 struct kv_ssd {
-    struct kv_ring *ring;
+    struct kv_disk *disk;
     struct kv_ssd_place place;
     char *dir;
     uint64_t bytes_max;
@@ -85,23 +86,40 @@ kv_status kv_ssd_check(const struct kv_ssd_options *options, struct kv_error *er
     return KV_OK;
 }
 
-/* Highest segment number in the directory, plus one; 0 when there is none. */
-static kv_status segments_count(const char *dir, uint32_t *ret_count, struct kv_error *err)
+/* Names of everything in the directory, one after the other; heap. */
+static kv_status names_read(const struct kv_ssd *ssd, char **ret_names, uint64_t *ret_bytes,
+                            struct kv_error *err)
 {
-    DIR *entries = opendir(dir);
-    if (entries == NULL) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", dir);
-    uint32_t count = 0;
-    errno = 0;
-    for (const struct dirent *entry; (entry = readdir(entries)) != NULL; errno = 0) {
-        uint32_t number;
-        if (kv_ssd_segment_parse(entry->d_name, &number)) count = KV_MAX(count, number + 1);
+    uint64_t room = NAMES_BYTES_FIRST;
+    for (;;) {
+        uint8_t *names = malloc(room);
+        if (names == NULL) return KV_FAIL(err, KV_NOMEM, "read directory '%s'", ssd->dir);
+        const struct kv_disk_call list = {
+            .verb = KV_DISK_LIST, .fd = ssd->place.dir_fd, .buf = names, .bytes = room};
+        const int64_t used = kv_disk_call(ssd->disk, &list);
+        if (used >= 0) {
+            *ret_names = (char *)names;
+            *ret_bytes = (uint64_t)used;
+            return KV_OK;
+        }
+        const int list_errno = errno;
+        free(names);
+        errno = list_errno;
+        if (list_errno != ERANGE || room >= NAMES_BYTES_MAX)
+            return KV_FAIL_ERRNO(err, KV_IO, "read directory '%s'", ssd->dir);
+        room *= 2;
     }
-    const int read_errno = errno;
-    (void)closedir(entries);
-    errno = read_errno;
-    if (read_errno != 0) return KV_FAIL_ERRNO(err, KV_IO, "read directory '%s'", dir);
-    *ret_count = count;
-    return KV_OK;
+}
+
+/* Highest segment number, plus one; 0 when there is none. */
+static uint32_t numbers_end(const char *names, uint64_t bytes)
+{
+    uint32_t end = 0;
+    for (const char *name = names; name < names + bytes; name += strlen(name) + 1) {
+        uint32_t number;
+        if (kv_ssd_segment_parse(name, &number)) end = KV_MAX(end, number + 1);
+    }
+    return end;
 }
 
 static void segment_take(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes)
@@ -113,24 +131,22 @@ static void segment_take(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t v
     kv_ssd_space_add(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
 }
 
-static kv_status segments_open(struct kv_ssd *ssd, struct kv_error *err)
+static kv_status segments_open(struct kv_ssd *ssd, const char *names, uint64_t bytes,
+                               struct kv_error *err)
 {
-    DIR *entries = opendir(ssd->dir);
-    if (entries == NULL) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", ssd->dir);
-    kv_status status = KV_OK;
-    for (const struct dirent *entry; status == KV_OK && (entry = readdir(entries)) != NULL;) {
+    for (const char *name = names; name < names + bytes; name += strlen(name) + 1) {
         uint32_t number;
-        if (!kv_ssd_segment_parse(entry->d_name, &number) || number >= ssd->segment_max) continue;
+        if (!kv_ssd_segment_parse(name, &number)) continue;
         int fd;
         uint64_t valid_bytes;
         bool repaired;
-        status = kv_ssd_segment_open(&ssd->place, number, &fd, &valid_bytes, &repaired, err);
-        if (status != KV_OK) break;
+        const kv_status status =
+            kv_ssd_segment_open(&ssd->place, number, &fd, &valid_bytes, &repaired, err);
+        if (status != KV_OK) return status;
         segment_take(ssd, number, fd, valid_bytes);
         ssd->segments_repaired += repaired;
     }
-    (void)closedir(entries);
-    return status;
+    return KV_OK;
 }
 
 static kv_status segment_add(struct kv_ssd *ssd, struct kv_error *err)
@@ -174,7 +190,25 @@ static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct 
     return KV_OK;
 }
 
-kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
+/* What is there, or a first segment. */
+static kv_status files_open(struct kv_ssd *ssd, struct kv_error *err)
+{
+    const struct kv_disk_call sync_dir = {.verb = KV_DISK_SYNC_DIR, .fd = ssd->place.dir_fd};
+    char *names = NULL;
+    uint64_t bytes = 0;
+    kv_status status = names_read(ssd, &names, &bytes, err);
+    if (status == KV_OK) status = tables_create(ssd, numbers_end(names, bytes), err);
+    if (status == KV_OK) status = segments_open(ssd, names, bytes, err);
+    free(names);
+    if (status != KV_OK) return status;
+    if (ssd->segment_count == 0) return segment_add(ssd, err);
+    /* The process that made a file may have died before the name was durable. */
+    if (kv_disk_call(ssd->disk, &sync_dir) < 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", ssd->dir);
+    return KV_OK;
+}
+
+kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_disk *disk,
                       struct kv_ssd **ret_ssd, struct kv_error *err)
 {
     kv_status status = kv_ssd_check(options, err);
@@ -182,12 +216,12 @@ kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring
     struct kv_ssd *ssd = calloc(1, sizeof(*ssd));
     if (ssd == NULL) return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
 
-    uint32_t found_count = 0;
-    ssd->ring = ring;
+    ssd->disk = disk;
     ssd->bytes_max = options->bytes_max;
     ssd->pages_per_segment =
         (uint32_t)((options->segment_bytes - KV_SEGMENT_HEADER_BYTES) / options->page_bytes);
-    ssd->place = (struct kv_ssd_place){.dir_fd = -1,
+    ssd->place = (struct kv_ssd_place){.disk = disk,
+                                       .dir_fd = -1,
                                        .segment_bytes = options->segment_bytes,
                                        .page_bytes = options->page_bytes,
                                        .directory = options->directory};
@@ -197,15 +231,13 @@ kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring
         status = KV_FAIL(err, KV_NOMEM, "open the SSD tier");
         goto fail;
     }
-    ssd->place.dir_fd = open(ssd->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const struct kv_disk_call open_dir = {.verb = KV_DISK_OPEN_DIR, .name = ssd->dir};
+    ssd->place.dir_fd = (int)kv_disk_call(disk, &open_dir);
     if (ssd->place.dir_fd < 0) {
         status = KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", ssd->dir);
         goto fail;
     }
-    status = segments_count(ssd->dir, &found_count, err);
-    if (status == KV_OK) status = tables_create(ssd, found_count, err);
-    if (status == KV_OK) status = segments_open(ssd, err);
-    if (status == KV_OK && ssd->segment_count == 0) status = segment_add(ssd, err);
+    status = files_open(ssd, err);
     if (status != KV_OK) goto fail;
     *ret_ssd = ssd;
     return KV_OK;
@@ -221,8 +253,8 @@ void kv_ssd_close(struct kv_ssd *ssd)
     assert(ssd->ops_inflight == 0);
     assert(ssd->syncs_inflight == 0);
     for (uint32_t i = 0; ssd->segments != NULL && i < ssd->segment_max; i++)
-        if (ssd->segments[i].fd >= 0) (void)close(ssd->segments[i].fd);
-    if (ssd->place.dir_fd >= 0) (void)close(ssd->place.dir_fd);
+        kv_disk_close_file(ssd->disk, ssd->segments[i].fd);
+    kv_disk_close_file(ssd->disk, ssd->place.dir_fd);
     kv_ssd_space_fini(&ssd->space);
     free(ssd->segments);
     free(ssd->dir);
@@ -291,7 +323,7 @@ static void dirty_mark(struct kv_ssd *ssd, uint32_t page)
 
 /* A device that failed once is not asked to keep anything more; what it has is still read. */
 static void refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
-                          const struct kv_ring_op *op)
+                          const struct kv_disk_op *op)
 {
     if (ssd->read_only_reason[0] != '\0') return; /* The first cause is the one to tell. */
     (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
@@ -299,25 +331,25 @@ static void refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
                    (unsigned)number, op->sys_errno);
 }
 
-static void page_done(struct kv_ring_op *ring_op)
+static void page_done(struct kv_disk_op *disk_op)
 {
-    struct kv_ssd_op *op = KV_CONTAINER_OF(ring_op, struct kv_ssd_op, ring_op);
+    struct kv_ssd_op *op = KV_CONTAINER_OF(disk_op, struct kv_ssd_op, disk_op);
     struct kv_ssd *ssd = op->ssd;
-    const bool is_write = ring_op->verb == KV_RING_WRITE;
+    const bool is_write = disk_op->call.verb == KV_DISK_WRITE;
     ssd->ops_inflight--;
-    if (ring_op->status != KV_OK) {
+    if (disk_op->status != KV_OK) {
         ssd->io_errors++;
-        if (is_write) refuse_writes(ssd, "write", op->page / ssd->pages_per_segment, ring_op);
+        if (is_write) refuse_writes(ssd, "write", op->page / ssd->pages_per_segment, disk_op);
     } else if (is_write) {
         ssd->pages_written++;
     } else {
         ssd->pages_read++;
     }
     if (is_write) dirty_mark(ssd, op->page);
-    op->done(op, ring_op->status);
+    op->done(op, disk_op->status);
 }
 
-static void page_start(struct kv_ssd *ssd, struct kv_ssd_op *op, enum kv_ring_verb verb)
+static void page_start(struct kv_ssd *ssd, struct kv_ssd_op *op, enum kv_disk_verb verb)
 {
     const uint32_t number = op->page / ssd->pages_per_segment;
     const uint32_t index = op->page % ssd->pages_per_segment;
@@ -326,39 +358,40 @@ static void page_start(struct kv_ssd *ssd, struct kv_ssd_op *op, enum kv_ring_ve
     assert((uintptr_t)op->buf % KV_IO_ALIGN == 0);
 
     op->ssd = ssd;
-    op->ring_op = (struct kv_ring_op){
-        .verb = verb,
-        .fd = ssd->segments[number].fd,
-        .buf = op->buf,
-        .bytes = ssd->place.page_bytes,
-        .offset = KV_SEGMENT_HEADER_BYTES + (uint64_t)index * ssd->place.page_bytes,
+    op->disk_op = (struct kv_disk_op){
+        .call = {.verb = verb,
+                 .fd = ssd->segments[number].fd,
+                 .buf = op->buf,
+                 .bytes = ssd->place.page_bytes,
+                 .offset = KV_SEGMENT_HEADER_BYTES + (uint64_t)index * ssd->place.page_bytes},
         .done = page_done,
     };
     ssd->ops_inflight++;
-    kv_ring_start(ssd->ring, &op->ring_op);
+    kv_disk_start(ssd->disk, &op->disk_op);
 }
 
 void kv_ssd_read_start(struct kv_ssd *ssd, struct kv_ssd_op *op)
 {
-    page_start(ssd, op, KV_RING_READ);
+    page_start(ssd, op, KV_DISK_READ);
 }
 
 void kv_ssd_write_start(struct kv_ssd *ssd, struct kv_ssd_op *op)
 {
-    page_start(ssd, op, KV_RING_WRITE);
+    page_start(ssd, op, KV_DISK_WRITE);
 }
 
 /* ---- flush ---- */
 
-static void sync_done(struct kv_ring_op *ring_op);
+static void sync_done(struct kv_disk_op *disk_op);
 
 static void sync_start(struct kv_ssd *ssd, struct segment *segment)
 {
     if (segment->dirty) ssd->dirty_count--;
     segment->dirty = false;
-    segment->sync = (struct kv_ring_op){.verb = KV_RING_SYNC, .fd = segment->fd, .done = sync_done};
+    segment->sync =
+        (struct kv_disk_op){.call = {.verb = KV_DISK_SYNC, .fd = segment->fd}, .done = sync_done};
     ssd->syncs_inflight++;
-    kv_ring_start(ssd->ring, &segment->sync);
+    kv_disk_start(ssd->disk, &segment->sync);
 }
 
 static void round_start(struct kv_ssd *ssd)
@@ -401,21 +434,23 @@ static void round_end(struct kv_ssd *ssd)
     }
 }
 
-static void sync_done(struct kv_ring_op *ring_op)
+static void sync_done(struct kv_disk_op *disk_op)
 {
-    struct segment *segment = KV_CONTAINER_OF(ring_op, struct segment, sync);
+    struct segment *segment = KV_CONTAINER_OF(disk_op, struct segment, sync);
     struct kv_ssd *ssd = segment->ssd;
     ssd->flushes++;
-    if (ring_op->status != KV_OK) {
+    if (disk_op->status != KV_OK) {
         ssd->io_errors++;
-        refuse_writes(ssd, "fdatasync", (uint32_t)(segment - ssd->segments), ring_op);
+        refuse_writes(ssd, "fdatasync", (uint32_t)(segment - ssd->segments), disk_op);
     }
     if (--ssd->syncs_inflight == 0) round_end(ssd);
 }
 
-void kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
+kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
 {
     assert(flush->done != NULL);
+    /* Not even tried: the file may be the one whose flush failed. */
+    if (ssd->read_only_reason[0] != '\0') return KV_IO;
     flush->next = NULL;
     if (ssd->waiting == NULL) {
         ssd->waiting = flush;
@@ -424,6 +459,7 @@ void kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
     }
     ssd->waiting_last = flush;
     if (ssd->syncs_inflight == 0) round_start(ssd);
+    return KV_OK;
 }
 
 struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)

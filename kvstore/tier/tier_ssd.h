@@ -10,7 +10,7 @@
  * start: an allocated page without a record is free after a restart.
  */
 
-#include "kvstore/base/ring.h"
+#include "kvstore/base/disk.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
 
@@ -36,7 +36,7 @@ kv_status kv_ssd_check(const struct kv_ssd_options *options, struct kv_error *er
  * with another page size (another model) or segment size or for another directory, or bytes_max
  * holds no segment, one sentence; KV_CORRUPT: a segment's header is unreadable or its file was cut;
  * KV_IO: cannot open, no O_DIRECT, or no space for the first segment. */
-kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_ring *ring,
+kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_disk *disk,
                       struct kv_ssd **ret_ssd, struct kv_error *err) KV_MUST_CHECK;
 void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
 
@@ -59,7 +59,7 @@ struct kv_ssd_op {
     uint32_t page;
     uint8_t *buf; /* page_bytes, aligned to KV_IO_ALIGN. */
     kv_ssd_done_fn *done;
-    struct kv_ring_op ring_op; /* Owned by the tier while in flight. */
+    struct kv_disk_op disk_op; /* Owned by the tier while in flight. */
     void *context;             /* Owner's. */
     struct kv_ssd *ssd;        /* Set by the tier. */
 };
@@ -68,12 +68,13 @@ void kv_ssd_read_start(struct kv_ssd *ssd, struct kv_ssd_op *op);
 void kv_ssd_write_start(struct kv_ssd *ssd, struct kv_ssd_op *op);
 
 /* Flush of everything whose write completed before this call.  Waiting flushes are served by one
- * fdatasync a segment (group commit): a flush that starts while another runs joins the next one. */
+ * fdatasync a segment (group commit): a flush that starts while another runs joins the next one.
+ * KV_IO: read-only after a failure, and done will not run. */
 struct kv_ssd_flush {
     void (*done)(struct kv_ssd_flush *flush, kv_status status);
     struct kv_ssd_flush *next; /* Owned by the tier. */
 };
-void kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush);
+kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_MUST_CHECK;
 
 struct kv_ssd_usage {
     uint64_t bytes_max;                          /* Configured. */

@@ -13,6 +13,7 @@
  */
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/ring.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/segment_header.h"
@@ -376,7 +377,8 @@ static void test_same_bytes(void)
 
 struct world {
     struct kv_store *store;
-    struct kv_ring *ring;
+    struct kv_disk *disk;
+    struct kv_manifest *manifest;
     struct kv_mailbox *mailbox;
     struct kv_clock *clock;
     bool done;
@@ -386,7 +388,7 @@ static struct world world;
 static void wait_done(void)
 {
     while (!world.done) {
-        (void)kv_ring_run(world.ring, kv_mailbox_fd(world.mailbox), 100);
+        (void)kv_disk_run(world.disk, kv_mailbox_fd(world.mailbox), 100);
         (void)kv_mailbox_run(world.mailbox, UINT32_MAX);
     }
     world.done = false;
@@ -410,7 +412,7 @@ static void world_open(const char *dir)
 {
     world.clock = kv_clock_create_real();
     EXPECT(world.clock != NULL);
-    EXPECT(kv_ring_create(16, KV_RING_AUTO, &world.ring, NULL) == KV_OK);
+    EXPECT(kv_ring_create(16, KV_RING_AUTO, &world.disk, NULL) == KV_OK);
     EXPECT(kv_mailbox_create(&world.mailbox, NULL) == KV_OK);
     struct kv_store_options options = {
         .dir = dir,
@@ -419,7 +421,7 @@ static void world_open(const char *dir)
         .kernels = kv_kernels_tag("fp32"),
         .kernels_made = kv_kernels_tag("fp32"),
         .clock = world.clock,
-        .ring = world.ring,
+        .disk = world.disk,
         .mailbox = world.mailbox,
         .hbm_bytes = 4u << 20,
         .pool_bytes = 4u << 20,
@@ -431,7 +433,11 @@ static void world_open(const char *dir)
         .sessions_max = 16,
     };
     struct kv_error err = {0};
+    char path[512];
+    (void)snprintf(path, sizeof(path), "%s/manifest", dir);
     kv_status status = kv_store_directory(&options, &err);
+    if (status == KV_OK) status = kv_manifest_open(path, &world.manifest, &err);
+    options.manifest = world.manifest;
     if (status == KV_OK) status = kv_store_open(&options, &world.store, &err);
     if (status != KV_OK) (void)fprintf(stderr, "%s\n", err.text);
     EXPECT(status == KV_OK);
@@ -440,8 +446,9 @@ static void world_open(const char *dir)
 static void world_close(void)
 {
     kv_store_close(world.store);
+    kv_manifest_close(world.manifest);
     kv_mailbox_destroy(world.mailbox);
-    kv_ring_destroy(world.ring);
+    kv_disk_destroy(world.disk);
     kv_clock_destroy(world.clock);
 }
 

@@ -25,7 +25,7 @@
 
 struct env {
     enum kv_ring_choice choice;
-    struct kv_ring *ring;
+    struct kv_disk *disk;
     char path[64];
     int fd;
     uint32_t done_count;
@@ -33,20 +33,20 @@ struct env {
 
 /* Embedded in its owner, as users of the ring do it. */
 struct owner {
-    struct kv_ring_op op;
+    struct kv_disk_op op;
     struct env *env;
     uint32_t done_count;
     uint32_t again;
 };
 
-static void owner_done(struct kv_ring_op *op)
+static void owner_done(struct kv_disk_op *op)
 {
     struct owner *owner = (struct owner *)op;
     owner->done_count++;
     owner->env->done_count++;
     if (owner->again > 0) {
         owner->again--;
-        kv_ring_start(owner->env->ring, op);
+        kv_disk_start(owner->env->disk, op);
     }
 }
 
@@ -64,33 +64,30 @@ static void env_open(struct env *env, enum kv_ring_choice choice, uint32_t depth
         (void)unlink(env->path);
         SKIP("no O_DIRECT in this folder");
     }
-    EXPECT(kv_ring_create(depth, choice, &env->ring, NULL) == KV_OK);
+    EXPECT(kv_ring_create(depth, choice, &env->disk, NULL) == KV_OK);
 }
 
 static void env_close(struct env *env)
 {
-    kv_ring_destroy(env->ring);
+    kv_disk_destroy(env->disk);
     (void)close(env->fd);
     EXPECT(unlink(env->path) == 0);
 }
 
 static void wait_all(struct env *env)
 {
-    while (kv_ring_inflight(env->ring) > 0)
-        (void)kv_ring_run(env->ring, -1, -1);
+    while (kv_disk_inflight(env->disk) > 0)
+        (void)kv_disk_run(env->disk, -1, -1);
 }
 
-static kv_status run_one(struct env *env, struct owner *owner, enum kv_ring_verb verb, uint8_t *buf,
+static kv_status run_one(struct env *env, struct owner *owner, enum kv_disk_verb verb, uint8_t *buf,
                          uint32_t bytes, uint64_t offset)
 {
     *owner = (struct owner){.env = env};
-    owner->op = (struct kv_ring_op){.verb = verb,
-                                    .fd = env->fd,
-                                    .buf = buf,
-                                    .bytes = bytes,
-                                    .offset = offset,
-                                    .done = owner_done};
-    kv_ring_start(env->ring, &owner->op);
+    owner->op = (struct kv_disk_op){
+        .call = {.verb = verb, .fd = env->fd, .buf = buf, .bytes = bytes, .offset = offset},
+        .done = owner_done};
+    kv_disk_start(env->disk, &owner->op);
     EXPECT_EQ_U32(owner->done_count, 0);
     wait_all(env);
     EXPECT_EQ_U32(owner->done_count, 1);
@@ -111,23 +108,23 @@ static void test_direct_page_sizes(enum kv_ring_choice choice, bool registered)
     uint8_t *memory = aligned_alloc(KV_IO_ALIGN, (size_t)2 * PAGE_BYTES_MAX);
     uint8_t *back = memory + PAGE_BYTES_MAX;
     if (registered) {
-        EXPECT(kv_ring_register(env.ring, memory, PAGE_BYTES_MAX, NULL) == KV_OK);
-        EXPECT(kv_ring_register(env.ring, back, PAGE_BYTES_MAX, NULL) == KV_OK);
+        EXPECT(kv_disk_register(env.disk, memory, PAGE_BYTES_MAX, NULL) == KV_OK);
+        EXPECT(kv_disk_register(env.disk, back, PAGE_BYTES_MAX, NULL) == KV_OK);
     }
     for (uint32_t bytes = 4096; bytes <= PAGE_BYTES_MAX; bytes += 4096) {
         fill(memory, bytes, bytes);
         memset(back, 0, bytes);
-        EXPECT(run_one(&env, &owner, KV_RING_WRITE, memory, bytes, 4096) == KV_OK);
-        EXPECT(run_one(&env, &owner, KV_RING_READ, back, bytes, 4096) == KV_OK);
+        EXPECT(run_one(&env, &owner, KV_DISK_WRITE, memory, bytes, 4096) == KV_OK);
+        EXPECT(run_one(&env, &owner, KV_DISK_READ, back, bytes, 4096) == KV_OK);
         EXPECT_EQ_MEM(back, memory, bytes);
     }
-    EXPECT(run_one(&env, &owner, KV_RING_SYNC, NULL, 0, 0) == KV_OK);
+    EXPECT(run_one(&env, &owner, KV_DISK_SYNC, NULL, 0, 0) == KV_OK);
     /* Not aligned: the kernel's EINVAL comes back, and not a short file. */
-    EXPECT(run_one(&env, &owner, KV_RING_READ, back + 1, 4096, 4096) == KV_IO);
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, back + 1, 4096, 4096) == KV_IO);
     EXPECT_EQ_I64(owner.op.sys_errno, EINVAL);
     /* A file that ends inside a block. */
     EXPECT(ftruncate(env.fd, 4096 + 1000) == 0);
-    EXPECT(run_one(&env, &owner, KV_RING_READ, back, 8192, 4096) == KV_IO);
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, back, 8192, 4096) == KV_IO);
     EXPECT_EQ_I64(owner.op.sys_errno, 0);
     env_close(&env);
     free(memory);
@@ -143,8 +140,8 @@ static void test_odd_sizes(enum kv_ring_choice choice)
     for (uint32_t bytes = 1; bytes <= sizeof(out); bytes += 127) {
         fill(out, bytes, bytes);
         memset(back, 0, sizeof(back));
-        EXPECT(run_one(&env, &owner, KV_RING_WRITE, out, bytes, bytes) == KV_OK);
-        EXPECT(run_one(&env, &owner, KV_RING_READ, back, bytes, bytes) == KV_OK);
+        EXPECT(run_one(&env, &owner, KV_DISK_WRITE, out, bytes, bytes) == KV_OK);
+        EXPECT(run_one(&env, &owner, KV_DISK_READ, back, bytes, bytes) == KV_OK);
         EXPECT_EQ_MEM(back, out, bytes);
     }
     env_close(&env);
@@ -156,26 +153,26 @@ static void test_errors(enum kv_ring_choice choice)
     struct env env;
     struct owner owner;
     env_open(&env, choice, 8, 0);
-    EXPECT(run_one(&env, &owner, KV_RING_WRITE, buf, 1000, 0) == KV_OK);
-    EXPECT(run_one(&env, &owner, KV_RING_READ, buf, 2000, 0) ==
+    EXPECT(run_one(&env, &owner, KV_DISK_WRITE, buf, 1000, 0) == KV_OK);
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, buf, 2000, 0) ==
            KV_IO); /* Continued, then the end. */
     EXPECT_EQ_I64(owner.op.sys_errno, 0);
-    EXPECT_EQ_U32(owner.op.bytes_done, 1000);
-    EXPECT(run_one(&env, &owner, KV_RING_READ, buf, 1, 5000) == KV_IO);
+    EXPECT_EQ_U64(owner.op.rest.bytes, 1000);
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, buf, 1, 5000) == KV_IO);
     EXPECT_EQ_I64(owner.op.sys_errno, 0);
 
     (void)close(env.fd);
     env.fd = open(env.path, O_RDONLY | O_CLOEXEC);
-    EXPECT(run_one(&env, &owner, KV_RING_WRITE, buf, 100, 0) == KV_IO);
+    EXPECT(run_one(&env, &owner, KV_DISK_WRITE, buf, 100, 0) == KV_IO);
     EXPECT_EQ_I64(owner.op.sys_errno, EBADF);
 
     const int good = env.fd;
     env.fd = 9999;
-    EXPECT(run_one(&env, &owner, KV_RING_SYNC, NULL, 0, 0) == KV_IO);
+    EXPECT(run_one(&env, &owner, KV_DISK_SYNC, NULL, 0, 0) == KV_IO);
     EXPECT_EQ_I64(owner.op.sys_errno, EBADF);
     env.fd = good;
     /* The ring goes on after all that. */
-    EXPECT(run_one(&env, &owner, KV_RING_READ, buf, 1000, 0) == KV_OK);
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, buf, 1000, 0) == KV_OK);
     env_close(&env);
 }
 
@@ -188,18 +185,18 @@ static void test_more_than_depth(enum kv_ring_choice choice)
     for (uint32_t i = 0; i < OPS; i++) {
         fill(buf[i], 64, i);
         owners[i] = (struct owner){.env = &env, .again = 1};
-        owners[i].op = (struct kv_ring_op){.verb = KV_RING_WRITE,
-                                           .fd = env.fd,
-                                           .buf = buf[i],
-                                           .bytes = 64,
-                                           .offset = (uint64_t)i * 64,
+        owners[i].op = (struct kv_disk_op){.call = {.verb = KV_DISK_WRITE,
+                                                    .fd = env.fd,
+                                                    .buf = buf[i],
+                                                    .bytes = 64,
+                                                    .offset = (uint64_t)i * 64},
                                            .done = owner_done};
-        kv_ring_start(env.ring, &owners[i].op);
+        kv_disk_start(env.disk, &owners[i].op);
     }
-    EXPECT_EQ_U32(kv_ring_inflight(env.ring), OPS);
+    EXPECT_EQ_U32(kv_disk_inflight(env.disk), OPS);
     uint32_t ran = 0;
-    while (kv_ring_inflight(env.ring) > 0)
-        ran += kv_ring_run(env.ring, -1, -1);
+    while (kv_disk_inflight(env.disk) > 0)
+        ran += kv_disk_run(env.disk, -1, -1);
     EXPECT_EQ_U32(ran, 2 * OPS); /* Each op was started a second time from its own done. */
     EXPECT_EQ_U32(env.done_count, 2 * OPS);
     for (uint32_t i = 0; i < OPS; i++) {
@@ -223,35 +220,35 @@ static void test_wake_and_timeout(enum kv_ring_choice choice)
     struct env env;
     eventfd_t drained;
     env_open(&env, choice, 4, 0);
-    EXPECT_EQ_U32(kv_ring_run(env.ring, -1, -1), 0); /* Nothing could wake it: no wait. */
+    EXPECT_EQ_U32(kv_disk_run(env.disk, -1, -1), 0); /* Nothing could wake it: no wait. */
 
     int wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     uint64_t start_ns = kv_clock_stopwatch_ns();
-    EXPECT_EQ_U32(kv_ring_run(env.ring, wake, 30), 0);
+    EXPECT_EQ_U32(kv_disk_run(env.disk, wake, 30), 0);
     EXPECT(kv_clock_stopwatch_ns() - start_ns >= 29000000u);
-    EXPECT_EQ_U32(kv_ring_run(env.ring, wake, 0), 0);
+    EXPECT_EQ_U32(kv_disk_run(env.disk, wake, 0), 0);
 
     /* Level, not edge: readable before, still readable, readable again after a drain. */
     for (int i = 0; i < 3; i++) {
         EXPECT(eventfd_write(wake, 1) == 0);
         start_ns = kv_clock_stopwatch_ns();
-        (void)kv_ring_run(env.ring, wake, 5000);
-        (void)kv_ring_run(env.ring, wake, 5000);
+        (void)kv_disk_run(env.disk, wake, 5000);
+        (void)kv_disk_run(env.disk, wake, 5000);
         EXPECT(kv_clock_stopwatch_ns() - start_ns < 2000000000u);
         EXPECT(eventfd_read(wake, &drained) == 0);
-        (void)kv_ring_run(env.ring, wake, 1); /* Takes a poll that had already fired. */
+        (void)kv_disk_run(env.disk, wake, 1); /* Takes a poll that had already fired. */
     }
 
     struct kv_thread thread = {0};
     EXPECT(kv_thread_start(&thread, KV_THREAD_ANY, "waker", wake_later, &wake, NULL) == KV_OK);
-    (void)kv_ring_run(env.ring, wake, -1);
+    (void)kv_disk_run(env.disk, wake, -1);
     kv_thread_join(&thread);
     EXPECT(eventfd_read(wake, &drained) == 0);
 
     /* Another descriptor takes over. */
     const int other = eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC);
     start_ns = kv_clock_stopwatch_ns();
-    (void)kv_ring_run(env.ring, other, 5000);
+    (void)kv_disk_run(env.disk, other, 5000);
     EXPECT(kv_clock_stopwatch_ns() - start_ns < 2000000000u);
     env_close(&env);
     (void)close(other);
@@ -269,15 +266,13 @@ static void use_from_elsewhere(void *arg)
     static uint8_t buf[64];
     for (size_t i = 0; i < 6; i++) {
         foreign->owners[i] = (struct owner){.env = foreign->env};
-        foreign->owners[i].op = (struct kv_ring_op){.verb = KV_RING_WRITE,
-                                                    .fd = foreign->env->fd,
-                                                    .buf = buf,
-                                                    .bytes = 64,
-                                                    .done = owner_done};
-        kv_ring_start(foreign->env->ring, &foreign->owners[i].op);
+        foreign->owners[i].op = (struct kv_disk_op){
+            .call = {.verb = KV_DISK_WRITE, .fd = foreign->env->fd, .buf = buf, .bytes = 64},
+            .done = owner_done};
+        kv_disk_start(foreign->env->disk, &foreign->owners[i].op);
     }
-    while (kv_ring_inflight(foreign->env->ring) > 0)
-        (void)kv_ring_run(foreign->env->ring, -1, 1000);
+    while (kv_disk_inflight(foreign->env->disk) > 0)
+        (void)kv_disk_run(foreign->env->disk, -1, 1000);
 }
 
 /* A submit the kernel refuses: with SINGLE_ISSUER any thread but the first gets EEXIST.  Where the
@@ -290,7 +285,7 @@ static void test_broken_submit(void)
     static uint8_t buf[64];
     env_open(&env, KV_RING_URING, 4, 0);
     struct kv_thread thread = {0};
-    EXPECT(run_one(&env, &after, KV_RING_WRITE, buf, 64, 0) == KV_OK);
+    EXPECT(run_one(&env, &after, KV_DISK_WRITE, buf, 64, 0) == KV_OK);
     EXPECT(kv_thread_start(&thread, KV_THREAD_ANY, "foreign", use_from_elsewhere, &foreign, NULL) ==
            KV_OK);
     kv_thread_join(&thread);
@@ -300,7 +295,7 @@ static void test_broken_submit(void)
         EXPECT((foreign.owners[i].op.status == KV_IO) == broke);
         if (broke) EXPECT_EQ_I64(foreign.owners[i].op.sys_errno, EEXIST);
     }
-    EXPECT((run_one(&env, &after, KV_RING_WRITE, buf, 64, 0) == KV_IO) == broke);
+    EXPECT((run_one(&env, &after, KV_DISK_WRITE, buf, 64, 0) == KV_IO) == broke);
     (void)printf("  a refused submit %s\n",
                  broke ? "fails what it held" : "cannot be provoked here");
     env_close(&env);
@@ -318,24 +313,24 @@ static void test_backend(enum kv_ring_choice choice)
 
 int main(void)
 {
-    struct kv_ring *ring = NULL;
+    struct kv_disk *disk = NULL;
     struct kv_error err = {0};
 
-    EXPECT(kv_ring_create(8, KV_RING_AUTO, &ring, &err) == KV_OK);
-    (void)printf("  auto chooses %s\n", kv_ring_backend(ring));
-    const bool has_uring = strcmp(kv_ring_backend(ring), "io_uring") == 0;
-    kv_ring_destroy(ring);
-    kv_ring_destroy(NULL);
+    EXPECT(kv_ring_create(8, KV_RING_AUTO, &disk, &err) == KV_OK);
+    (void)printf("  auto chooses %s\n", kv_disk_backend(disk));
+    const bool has_uring = strcmp(kv_disk_backend(disk), "io_uring") == 0;
+    kv_disk_destroy(disk);
+    kv_disk_destroy(NULL);
 
-    EXPECT(kv_ring_create(8, KV_RING_POOL, &ring, NULL) == KV_OK);
-    EXPECT_EQ_STR(kv_ring_backend(ring), "pool");
-    kv_ring_destroy(ring);
+    EXPECT(kv_ring_create(8, KV_RING_POOL, &disk, NULL) == KV_OK);
+    EXPECT_EQ_STR(kv_disk_backend(disk), "pool");
+    kv_disk_destroy(disk);
 
     if (has_uring) {
         test_broken_submit();
         test_backend(KV_RING_URING);
     } else {
-        EXPECT(kv_ring_create(8, KV_RING_URING, &ring, &err) == KV_IO);
+        EXPECT(kv_ring_create(8, KV_RING_URING, &disk, &err) == KV_IO);
         (void)printf("  io_uring refused: %s\n", err.text);
     }
     test_backend(KV_RING_POOL);

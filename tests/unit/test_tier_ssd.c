@@ -9,6 +9,7 @@
  */
 
 #include "kvstore/base/limits.h"
+#include "kvstore/base/ring.h"
 #include "kvstore/tier/ssd_segment.h"
 #include "kvstore/tier/tier_ssd.h"
 #include "tests/harness.h"
@@ -30,7 +31,7 @@
 
 struct env {
     char dir[64];
-    struct kv_ring *ring;
+    struct kv_disk *disk;
     struct kv_ssd *ssd;
     struct kv_ssd_options options;
 };
@@ -66,7 +67,7 @@ static void env_init(struct env *env, enum kv_ring_choice choice)
     *env = (struct env){0};
     (void)snprintf(env->dir, sizeof(env->dir), "test_tier_ssd.XXXXXX");
     EXPECT(mkdtemp(env->dir) != NULL);
-    EXPECT(kv_ring_create(16, choice, &env->ring, NULL) == KV_OK);
+    EXPECT(kv_ring_create(16, choice, &env->disk, NULL) == KV_OK);
     env->options = (struct kv_ssd_options){.dir = env->dir,
                                            .bytes_max = SEGMENTS * SEGMENT_BYTES + 100,
                                            .segment_bytes = SEGMENT_BYTES,
@@ -75,7 +76,7 @@ static void env_init(struct env *env, enum kv_ring_choice choice)
 
 static kv_status env_open(struct env *env, struct kv_error *err)
 {
-    return kv_ssd_open(&env->options, env->ring, &env->ssd, err);
+    return kv_ssd_open(&env->options, env->disk, &env->ssd, err);
 }
 
 static void env_close(struct env *env)
@@ -98,13 +99,13 @@ static void env_fini(struct env *env)
         (void)unlink(path);
     }
     EXPECT(rmdir(env->dir) == 0); /* And nothing else was left. */
-    kv_ring_destroy(env->ring);
+    kv_disk_destroy(env->disk);
 }
 
 static void run_all(struct env *env)
 {
-    while (kv_ring_inflight(env->ring) > 0)
-        (void)kv_ring_run(env->ring, -1, -1);
+    while (kv_disk_inflight(env->disk) > 0)
+        (void)kv_disk_run(env->disk, -1, -1);
 }
 
 static kv_status page_io(struct env *env, uint32_t page, uint8_t *buf, bool write)
@@ -125,7 +126,7 @@ static kv_status page_io(struct env *env, uint32_t page, uint8_t *buf, bool writ
 static kv_status flush_now(struct env *env)
 {
     struct flush_io io = {.flush = {.done = flush_done}};
-    kv_ssd_flush_start(env->ssd, &io.flush);
+    EXPECT(kv_ssd_flush_start(env->ssd, &io.flush) == KV_OK);
     EXPECT_EQ_U32(io.done_count, 0);
     run_all(env);
     EXPECT_EQ_U32(io.done_count, 1);
@@ -235,8 +236,8 @@ static void test_group_commit(enum kv_ring_choice choice)
         flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
         kv_ssd_write_start(env.ssd, &io.op);
         while (!io.done)
-            (void)kv_ring_run(env.ring, -1, -1);
-        kv_ssd_flush_start(env.ssd, &flushes[i].flush);
+            (void)kv_disk_run(env.disk, -1, -1);
+        EXPECT(kv_ssd_flush_start(env.ssd, &flushes[i].flush) == KV_OK);
     }
     run_all(&env);
     uint64_t syncs = kv_ssd_usage(env.ssd).flushes;
@@ -251,7 +252,7 @@ static void test_group_commit(enum kv_ring_choice choice)
     /* All at once and nothing written since: one fdatasync serves them all. */
     for (uint32_t i = 0; i < FLUSHES; i++) {
         flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
-        kv_ssd_flush_start(env.ssd, &flushes[i].flush);
+        EXPECT(kv_ssd_flush_start(env.ssd, &flushes[i].flush) == KV_OK);
     }
     run_all(&env);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).flushes, syncs + 1);
@@ -262,8 +263,8 @@ static void test_group_commit(enum kv_ring_choice choice)
     flushes[0] = (struct flush_io){.flush = {.done = flush_done}};
     flushes[1] = (struct flush_io){.flush = {.done = flush_done}};
     kv_ssd_write_start(env.ssd, &io.op);
-    kv_ssd_flush_start(env.ssd, &flushes[0].flush);
-    kv_ssd_flush_start(env.ssd, &flushes[1].flush);
+    EXPECT(kv_ssd_flush_start(env.ssd, &flushes[0].flush) == KV_OK);
+    EXPECT(kv_ssd_flush_start(env.ssd, &flushes[1].flush) == KV_OK);
     run_all(&env);
     EXPECT(io.done);
     EXPECT_EQ_U32(flushes[0].done_count, 1);
@@ -284,7 +285,7 @@ static void writer_written(struct kv_ssd_op *op, kv_status status)
 {
     struct writer *writer = (struct writer *)op;
     page_done(op, status);
-    kv_ssd_flush_start(op->ssd, &writer->commit.flush);
+    EXPECT(kv_ssd_flush_start(op->ssd, &writer->commit.flush) == KV_OK);
 }
 
 /* Many commits at once, each writing a page and then flushing: they share the fdatasyncs. */
@@ -355,7 +356,7 @@ static void test_failed_flush(enum kv_ring_choice choice)
     EXPECT(dup2(unsyncable, fd) == fd);
     for (uint32_t i = 0; i < 3; i++) {
         flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
-        kv_ssd_flush_start(env.ssd, &flushes[i].flush);
+        EXPECT(kv_ssd_flush_start(env.ssd, &flushes[i].flush) == KV_OK);
     }
     run_all(&env);
     for (uint32_t i = 0; i < 3; i++) {
@@ -373,7 +374,12 @@ static void test_failed_flush(enum kv_ring_choice choice)
     EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
     EXPECT(kv_ssd_alloc(env.ssd, 1, &more, &err) == KV_INVALID);
     EXPECT(strstr(err.text, "read-only") != NULL);
-    EXPECT(flush_now(&env) == KV_IO);
+    struct flush_io refused = {.flush = {.done = flush_done}};
+    const uint64_t flushes_before = kv_ssd_usage(env.ssd).flushes;
+    EXPECT(kv_ssd_flush_start(env.ssd, &refused.flush) == KV_IO);
+    run_all(&env);
+    EXPECT_EQ_U32(refused.done_count, 0);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).flushes, flushes_before); /* The file is left alone. */
     kv_ssd_free(env.ssd, page);
     env_close(&env);
 
@@ -544,7 +550,7 @@ int main(void)
     EXPECT(!kv_ssd_segment_parse("segment-00004x.kv", &number));
 
     env_init(&env, KV_RING_AUTO);
-    const bool has_uring = strcmp(kv_ring_backend(env.ring), "io_uring") == 0;
+    const bool has_uring = strcmp(kv_disk_backend(env.disk), "io_uring") == 0;
     const kv_status status = env_open(&env, &err);
     env_fini(&env);
     if (status != KV_OK && strstr(err.text, "O_DIRECT") != NULL) SKIP("no O_DIRECT in this folder");

@@ -1,0 +1,24 @@
+#pragma once
+
+/* Arguments of iofail and crashimage.  Pure. */
+
+#include "tests/seam/plant.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct options {
+    uint64_t seed;
+    uint64_t every;        /* iofail: of so many calls one fails; 0: cases are named. */
+    uint64_t from;         /* iofail: the first call to fail. */
+    uint64_t first, count; /* Cases. */
+    bool one;              /* --case: only that one. */
+    enum plant plant;
+    bool expect_loss; /* Succeed only if something is found wrong. */
+};
+
+/* False, after a word about it: the arguments make no sense. */
+bool options_parse(int argc, char **argv, struct options *options);
+
+/* Exit code of a run that found `failures`, after a line if it is not what was expected. */
+int options_exit(const struct options *options, uint64_t failures);

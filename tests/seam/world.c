@@ -1,0 +1,128 @@
+/* One store and its loop. */
+
+#include "tests/seam/world.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/format/segment_header.h"
+#include "tests/seam/content.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TURNS_MAX 100000u
+#define WAIT_MS 1
+
+kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manifest *manifest,
+                     const char *dir, struct kv_error *err)
+{
+    *world = (struct world){.layout = content_layout(), .disk = disk, .manifest = manifest};
+    world->clock = kv_clock_create_virtual();
+    kv_status status = kv_mailbox_create(&world->mailbox, err);
+    assert(world->clock != NULL && status == KV_OK);
+
+    const uint64_t segment_bytes =
+        KV_SEGMENT_HEADER_BYTES + (uint64_t)WORLD_SEGMENT_PAGES * world->layout.page_bytes;
+    const struct kv_store_options options = {
+        .dir = dir,
+        .superblock.id = content_directory(),
+        .layout = &world->layout,
+        .model = content_model(),
+        .kernels = 1,
+        .kernels_made = 1,
+        .clock = world->clock,
+        .disk = disk,
+        .manifest = manifest,
+        .mailbox = world->mailbox,
+        .hbm_bytes = (uint64_t)WORLD_HBM_PAGES * world->layout.page_bytes,
+        .pool_bytes = 64u << 10,
+        .ssd_bytes = WORLD_PAGES_MAX / WORLD_SEGMENT_PAGES * segment_bytes,
+        .segment_bytes = segment_bytes,
+        .index_bytes = 1u << 20,
+        .pool_ttl_ms = 1000,
+        .rows_ttl_ms = KV_TTL_MS_MAX,
+        .sessions_max = CONTENT_SESSIONS,
+    };
+    status = kv_store_open(&options, &world->store, err);
+    if (status != KV_OK) world_close(world);
+    return status;
+}
+
+void world_close(struct world *world)
+{
+    kv_store_close(world->store);
+    world->store = NULL;
+    kv_mailbox_destroy(world->mailbox);
+    world->mailbox = NULL;
+    kv_clock_destroy(world->clock);
+    world->clock = NULL;
+}
+
+void world_turn(struct world *world)
+{
+    /* One: between the steps of a batch the disk does something. */
+    (void)kv_mailbox_run(world->mailbox, 1);
+    kv_store_tick(world->store);
+    const bool waits = world->store->operations > 0;
+    (void)kv_disk_run(world->disk, kv_mailbox_fd(world->mailbox), waits ? WAIT_MS : 0);
+}
+
+bool world_settle(struct world *world)
+{
+    for (uint32_t i = 0; i < TURNS_MAX; i++) {
+        if (world->store->operations == 0 && world->store->dead == NULL &&
+            kv_disk_inflight(world->disk) == 0)
+            return true;
+        world_turn(world);
+    }
+    return false;
+}
+
+struct kv_session *world_session(struct world *world, uint32_t session)
+{
+    const struct kv_user_id user_id = content_user(session);
+    const struct kv_session_id id = content_session(session);
+    struct kv_index *index = world->store->index;
+    struct kv_session *found = kv_index_session_find(index, &id);
+    if (found != NULL) return found;
+    struct kv_user *user = kv_index_user_find(index, &user_id);
+    if (user == NULL) user = kv_index_user_add(index, &user_id, content_salt(session));
+    assert(user != NULL);
+    found = kv_index_session_add(index, &id, user, content_session_name(session), "");
+    assert(found != NULL);
+    found->ttl_ms = KV_TTL_MS_MAX;
+    found->load = KV_LOAD_DONE;
+    return found;
+}
+
+static void loaded(void *context, struct kv_session *session, kv_status status)
+{
+    (void)session;
+    *(kv_status *)context = status;
+}
+
+bool world_load(struct world *world, struct kv_session *session)
+{
+    kv_status status = KV_STATUS_COUNT; /* Not yet. */
+    if (session->load == KV_LOAD_DONE) return true;
+    kv_store_load_start(world->store, session, loaded, &status);
+    for (uint32_t i = 0; i < TURNS_MAX && status == KV_STATUS_COUNT; i++)
+        world_turn(world);
+    return status == KV_OK;
+}
+
+static kv_status count_page(void *context, const struct kv_manifest_put *put)
+{
+    if (put->key_bytes > 17 && put->key[17] == 'P') ++*(uint32_t *)context;
+    return KV_OK;
+}
+
+uint32_t world_page_records(struct world *world)
+{
+    uint32_t count = 0;
+    const kv_status status =
+        kv_manifest_scan_now(world->manifest, (const uint8_t *)"T", 1, count_page, &count, NULL);
+    assert(status == KV_OK);
+    return count;
+}
