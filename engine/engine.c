@@ -207,9 +207,9 @@ uint64_t eng_model_bytes(const struct eng_model *model)
     return model->bytes;
 }
 
-bool eng_model_lost(const struct eng_model *model)
+const char *eng_model_lost(const struct eng_model *model)
 {
-    return model->ops->lost != NULL && model->ops->lost(model);
+    return model->ops->lost != NULL ? model->ops->lost(model) : NULL;
 }
 
 uint64_t eng_model_engram_rows(const struct eng_model *model)

@@ -78,9 +78,10 @@ uint32_t eng_model_draft_max(const struct eng_model *model);  /* Drafts per step
 uint64_t eng_model_bytes(const struct eng_model *model);
 uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
 
-/* A file of the checkpoint has become shorter than it was: what was computed since this was last
- * false cannot be believed, and must not be kept.  Cheap; asked after every pass. */
-bool eng_model_lost(const struct eng_model *model);
+/* The file of the checkpoint that has become shorter than it was, or unreadable: what was computed
+ * since this was last NULL cannot be believed, and must not be kept.  Cheap; asked after every
+ * pass. */
+const char *eng_model_lost(const struct eng_model *model);
 
 /* Rows of Engram tables read since the model was opened; any thread. */
 uint64_t eng_model_engram_rows(const struct eng_model *model);

@@ -62,8 +62,7 @@ void flow_fail_job(struct flow *flow)
     if (flow->job.status == KV_CORRUPT)
         flow_fail(flow, KV_REASON_INTERNAL, "engine", NULL, "a verified window was refused");
     else if (flow->job.status == KV_IO)
-        flow_fail(flow, KV_REASON_INTERNAL, "engine", NULL,
-                  "the model's files shrank while they were in use");
+        flow_fail(flow, KV_REASON_MODEL_LOST, "engine.model_dir", NULL, NULL);
     else if (!flow_cancelled(flow))
         flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
 }

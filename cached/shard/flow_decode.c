@@ -199,14 +199,16 @@ static void decode_restore(struct flow *flow)
     resume_start(flow, decode_ready);
 }
 
+/* Prompt and answer together have room in the model's context. */
 static bool decode_fits(struct flow *flow, uint32_t tokens)
 {
-    const uint32_t context = flow->shard->layout->context_tokens;
-    const uint64_t end = (uint64_t)tokens + flow->req->in.u.decode.max_tokens + 1;
-    if (end <= context) return true;
-    flow_fail(flow, KV_REASON_MAX_TOKENS_INVALID, "max_tokens",
-              request_u64(flow->req, context - 1 - KV_MIN(tokens, context - 1)),
-              request_u64(flow->req, flow->req->in.u.decode.max_tokens));
+    const uint32_t room = flow->shard->layout->context_tokens - tokens;
+    const uint32_t wanted = flow->req->in.u.decode.max_tokens;
+    /* One more than the answer, where there is one: its last token is written by the next call. */
+    flow->extra_tokens = KV_MIN(wanted + 1, room);
+    if (wanted <= room) return true;
+    flow_fail(flow, KV_REASON_CONTEXT_FULL, "max_tokens", request_u64(flow->req, room),
+              request_u64(flow->req, wanted));
     return false;
 }
 
@@ -253,7 +255,6 @@ static void decode_begun(struct flow *flow)
     const uint32_t tokens = live != NULL            ? live->state.tokens
                             : session->head != NULL ? session->head->tokens
                                                     : 0;
-    flow->extra_tokens = flow->req->in.u.decode.max_tokens + 1;
     if (tokens == 0) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, session->name);
     /* Its pages are whole and another model's: not to be read, and nothing to be dropped. */
     if (tokens > 0 && live == NULL && session->head->foreign)

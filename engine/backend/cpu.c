@@ -80,7 +80,7 @@ static const char *cpu_isa(const struct eng_model *model)
     return eng_isa_name(own->compute.isa);
 }
 
-static bool cpu_lost(const struct eng_model *model)
+static const char *cpu_lost(const struct eng_model *model)
 {
     const struct cpu_model *own = model->backend;
     return eng_checkpoint_lost(own->checkpoint);

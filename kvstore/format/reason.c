@@ -130,7 +130,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Anchors are at most 4 ascending positions inside the prompt.",
            "Send fewer, in ascending order, none of them 0."),
     REASON(MAX_TOKENS_INVALID, INVALID_ARGUMENT,
-           "max_tokens is not 1 to 65536, fewer than are forced, or beyond the longest session.",
+           "max_tokens is not 1 to 65536, or fewer than are forced.",
            "Ask for as many as are forced, and no more than the limit in the answer."),
     REASON(SAMPLING_INVALID, INVALID_ARGUMENT,
            "A sampling parameter is out of range: temperature 0 to 10, top_p 0 to 1.",
@@ -146,6 +146,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(HEAD_MOVED, FAILED_PRECONDITION,
            "The session's head was lost before it was saved, or another model made it.",
            "Send the prompt with Prefill; what is stored of it is not computed again."),
+    REASON(CONTEXT_FULL, OUT_OF_RANGE,
+           "The session's tokens and max_tokens together go beyond the model's context.",
+           "Ask for no more than the limit in the answer; where it is 0, compact the "
+           "conversation."),
 
     REASON(HBM_FULL, RESOURCE_EXHAUSTED, "The HBM tier has no room for this session's pages.",
            "Try again when others have finished, or raise hbm.bytes."),
@@ -191,6 +195,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(CLOCK_STEP_INVALID, INVALID_ARGUMENT,
            "A step of the clock is 1 ms to 365 days, and its time ends with the year 2099.",
            "Move the clock in several steps."),
+    REASON(MODEL_LOST, UNAVAILABLE,
+           "A file of the model became shorter or unreadable while the daemon used it: nothing "
+           "can be computed.",
+           "The log names the file: put a whole model in place and restart the daemon."),
     REASON(INTERNAL, INTERNAL, "The daemon met a state it should never reach.",
            "Report it with the log around that time."),
 };

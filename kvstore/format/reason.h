@@ -21,14 +21,14 @@
     /* failures: tokens */                                                                         \
     X(TOKENS_EMPTY) X(TOKENS_MALFORMED) X(TOKEN_OUT_OF_VOCAB) X(PROMPT_TOO_LONG)                   \
     X(STABLE_TOKENS_INVALID) X(ANCHORS_INVALID) X(MAX_TOKENS_INVALID) X(SAMPLING_INVALID)          \
-    X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED)                    \
+    X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED) X(CONTEXT_FULL)    \
     /* failures: room */                                                                           \
     X(HBM_FULL) X(SSD_FULL) X(SSD_READ_ONLY) X(INDEX_FULL) X(QUEUE_FULL) X(SESSIONS_FULL)          \
     /* failures: transport and identity */                                                         \
     X(MESSAGE_MALFORMED) X(MESSAGE_TOO_LARGE) X(TOKEN_MISSING) X(TOKEN_UNKNOWN) X(ROLE_DENIED)     \
     X(DEADLINE) X(CANCELLED) X(SHUTTING_DOWN) X(NOT_IMPLEMENTED) X(UNKNOWN_METHOD)                 \
     X(UNKNOWN_SERVICE)                                                                             \
-    X(CLOCK_NOT_VIRTUAL) X(CLOCK_STEP_INVALID) X(INTERNAL)
+    X(CLOCK_NOT_VIRTUAL) X(CLOCK_STEP_INVALID) X(MODEL_LOST) X(INTERNAL)
 
 enum kv_reason {
 #define KV_REASON_ENUM(name) KV_REASON_##name,

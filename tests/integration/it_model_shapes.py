@@ -109,18 +109,20 @@ def context_of_the_daemon():
     parent = done.checkpoints[-1].id
     too_long(session.Prefill, pb.PrefillRequest(session_id="s", parent_checkpoint_id=parent,
                                                 tokens=d.pack(ids[150:])), CONTEXT + 1)
-    d.expect(session.Decode, pb.DecodeRequest(session_id="s", max_tokens=50),
-             code="INVALID_ARGUMENT", reason="MAX_TOKENS_INVALID", field="max_tokens", limit="49",
-             value="50")
+    d.expect(session.Decode, pb.DecodeRequest(session_id="s", max_tokens=51),
+             code="OUT_OF_RANGE", reason="CONTEXT_FULL", field="max_tokens", limit="50", value="51")
     d.expect(session.Decode, pb.DecodeRequest(session_id="s", max_tokens=1, from_position=201),
              code="OUT_OF_RANGE", reason="FROM_POSITION_INVALID", field="from_position",
              limit="200", value="201")
-    pieces = list(session.Decode(pb.DecodeRequest(session_id="s", max_tokens=49, ignore_eos=True)))
-    d.equal(sum(len(p.tokens) // 4 for p in pieces), 49, "as far as the context goes")
+    # The whole of it, in two calls: the second one writes the first one's last token.
+    for count in (20, 31):
+        pieces = list(session.Decode(pb.DecodeRequest(session_id="s", max_tokens=count,
+                                                      ignore_eos=True)))
+        d.equal(sum(len(p.tokens) // 4 for p in pieces), count, "as far as the context goes")
+    d.equal(pieces[-1].end.head_position, CONTEXT, "every position of the context is used")
     session.Prefill(pb.PrefillRequest(session_id="s", tokens=d.pack(ids[:CONTEXT])))
     d.expect(session.Decode, pb.DecodeRequest(session_id="s", max_tokens=1),
-             code="INVALID_ARGUMENT", reason="MAX_TOKENS_INVALID", field="max_tokens", limit="0",
-             value="1")
+             code="OUT_OF_RANGE", reason="CONTEXT_FULL", field="max_tokens", limit="0", value="1")
     d.check(server.is_up(), "the daemon is up")
     d.equal(server.stop()[0], 0, "and stops")
 

@@ -5,6 +5,7 @@ brings about stand in it_bad_input.py.  Then what must keep a daemon from starti
 exit code 2.
 """
 
+import json
 import os
 import re
 import socket
@@ -219,6 +220,49 @@ def queue_full(_):
         provoked.add(refused[0].reason)
     equal(served + len(refused), count, "all others are served")
     many.stop()
+
+
+def own_model(name, **changes):
+    """`tiny` with changes, as files of its own."""
+    config = os.path.join(d.scratch(), name + ".json")
+    directory = os.path.join(d.scratch(), name)
+    with open(os.path.join(d.SOURCE, "engine", "model", "configs", "tiny.json"),
+              encoding="ascii") as f:
+        shape = json.load(f)
+    shape["text_config"].update(changes)
+    with open(config, "w", encoding="ascii") as f:
+        json.dump(shape, f)
+    subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", config, directory],
+                   check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+@case("CONTEXT_FULL")
+def context_full(_):
+    small = d.Daemon({"engine.backend": "cpu", "engine.model_dir": own_model(
+        "short", max_position_embeddings=64)}).start()
+    alice = small.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="c"))
+    alice.Prefill(prefill(session_id="c", tokens=pack(range(3, 53))))
+    fails(alice.Decode, decode(session_id="c", max_tokens=15), code="OUT_OF_RANGE",
+          reason="CONTEXT_FULL", field="max_tokens", limit="14", value="15")
+    pieces = alice.Decode(decode(session_id="c", max_tokens=14, ignore_eos=True))
+    equal(sum(len(p.tokens) // 4 for p in pieces), 14, "what has room is generated")
+    small.stop()
+
+
+@case("MODEL_LOST")
+def model_lost(_):
+    directory = own_model("cut")
+    server = d.Daemon({"engine.backend": "cpu", "engine.model_dir": directory}).start()
+    alice = server.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="m"))
+    alice.Prefill(prefill(session_id="m"))
+    os.truncate(os.path.join(directory, "model.safetensors"), 8192)
+    fails(alice.Prefill, prefill(session_id="m", tokens=pack(range(3, 90))), code="UNAVAILABLE",
+          reason="MODEL_LOST", field="engine.model_dir")
+    check(server.is_up(), "the daemon is up")
+    server.stop()
 
 
 @case("SHUTTING_DOWN")

@@ -62,8 +62,9 @@ def a_model_file_that_shrinks_ends_calls_not_the_daemon():
     prompt = tokens(200)
     talk.prefill(prompt)
     os.truncate(os.path.join(path, "model.safetensors"), 8192)
-    expect(talk.prefill, prompt + tokens(80), code="INTERNAL", reason="INTERNAL", field="engine")
-    expect(talk.prefill, tokens(20), code="INTERNAL", reason="INTERNAL", field="engine")
+    for ids in (prompt + tokens(80), tokens(20)):
+        expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
+    check(f"'{path}/model.safetensors' has become shorter" in box.log(), "the log names the file")
     time.sleep(0.2)  # The shard looks every 50 ms.
     check("a file of the model" in box.stats().health, f"health says so: {box.stats().health}")
     equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")

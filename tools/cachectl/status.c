@@ -188,7 +188,12 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
     (void)printf("%-9s %sRSS %s of a budget of %s%s\n", "memory", over ? ctl_red(ctl) : "",
                  out_bytes(rss, s->rss_bytes), out_bytes(budget, s->rss_budget_bytes),
                  over ? ctl_plain(ctl) : "");
-    (void)printf("%-9s %" PRIu64 " in flight\n", "requests", s->requests_inflight);
+    (void)printf("%-9s %" PRIu64
+                 " in flight, %.0f of them waiting for a live session; %.0f failed, "
+                 "%.0f refused at a full queue\n",
+                 "requests", s->requests_inflight, stats_sum(s, "cached_live_waiting", NULL),
+                 stats_sum(s, "cached_failed_requests_total", NULL),
+                 stats_sum(s, "cached_live_refused_total", NULL));
 }
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
