@@ -213,7 +213,7 @@ static int64_t file_size(int fd)
 
 int64_t kv_disk_kernel(const struct kv_disk_call *call)
 {
-    static const int file_flags = O_RDWR | O_DIRECT | O_CLOEXEC;
+    const int file_flags = O_RDWR | O_CLOEXEC | (call->cached ? 0 : O_DIRECT);
     int64_t result = -1;
     switch (call->verb) {
     case KV_DISK_READ:

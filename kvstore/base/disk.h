@@ -19,6 +19,7 @@
 
 #include "kvstore/base/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum kv_disk_verb {
@@ -29,7 +30,7 @@ enum kv_disk_verb {
     KV_DISK_MAKE_DIR, /* name, a path. */
     KV_DISK_SYNC_DIR, /* fd: names in it. */
     KV_DISK_LIST,     /* fd: names in it, each with its zero, into buf; ERANGE: bytes too few. */
-    KV_DISK_OPEN,     /* fd, name: descriptor, read and write past the page cache. */
+    KV_DISK_OPEN,     /* fd, name: descriptor, to read and write, past the page cache or not. */
     KV_DISK_CREATE,   /* Likewise; the name must be new. */
     KV_DISK_UNLINK,   /* fd, name. */
     KV_DISK_RESERVE,  /* fd, bytes: grows the file to this size, with blocks behind all of it. */
@@ -42,6 +43,7 @@ struct kv_disk_call {
     enum kv_disk_verb verb;
     int fd; /* The file; of LIST, SYNC_DIR and calls that take a file's name: the folder. */
     const char *name; /* Borrowed. */
+    bool cached;      /* OPEN, CREATE: through the page cache. */
     uint8_t *buf;     /* READ, WRITE: aligned to KV_IO_ALIGN, as are bytes and offset. */
     uint64_t bytes;
     uint64_t offset;

@@ -4,7 +4,8 @@
  * The store: index, tiers and manifest behind one object.  Owned by: shard (opened and closed by
  * the main thread while the shard does not run).
  *
- * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> acknowledged.
+ * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> noted in the file
+ * `acknowledged` -> acknowledged.
  * Order of a removal: record deleted, synced -> space reused.  Whatever has no record after a
  * restart is free space; there is no repair.
  */
@@ -43,12 +44,18 @@ struct kv_store_options {
 
 struct kv_store_recovery {
     uint64_t checkpoints, dropped, sessions, pages, bytes;
+    uint64_t lost_batches; /* Acknowledged before this start, and not in the manifest any more. */
     uint64_t duration_ns;
 };
 
 struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
+    uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
+};
+
+struct kv_batches {
+    struct kv_batch *first, *last;
 };
 
 struct kv_store {
@@ -63,7 +70,10 @@ struct kv_store {
     struct kv_store_counters counters;
     uint64_t generation;   /* Last one given out. */
     uint64_t touch_seq;    /* For LRU of loaded sessions. */
+    uint64_t commit;       /* Number of the last batch posted. */
+    struct kv_note *note;  /* store_note.c; NULL: nothing can be noted. */
     struct kv_batch *dead; /* Removals waiting for kv_store_tick(). */
+    struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;  /* With a durable record, loaded or not. */
     uint32_t operations;   /* Batches, loads, reads and writes in flight. */
     uint32_t removals;     /* Of these, batches that delete records. */
@@ -84,7 +94,8 @@ uint64_t kv_store_now_ms(const struct kv_store *store);
 uint64_t kv_store_now_ns(const struct kv_store *store); /* Pool clock. */
 uint64_t kv_store_next_generation(struct kv_store *store);
 
-/* Posts pending removals, expires pool images.  Once a loop turn. */
+/* Posts pending removals, tells owners of batches, expires pool images.  Once a loop turn, after
+ * the mailbox ran. */
 void kv_store_tick(struct kv_store *store);
 
 /* ---- store_batch.c: records ---- */

@@ -109,7 +109,7 @@ static kv_status delete_keys(struct lost *lost, struct kv_error *err)
         puts[i] =
             (struct kv_manifest_put){.key = lost->keys[i].bytes, .key_bytes = lost->keys[i].count};
     const kv_status status =
-        kv_manifest_write_now(lost->store->manifest, puts, lost->key_count, err);
+        kv_store_commit_now(lost->store, puts, lost->key_count, err);
     free(puts);
     return status;
 }

@@ -152,6 +152,11 @@ void check_store(struct check *check, const struct work *work, struct kv_disk *d
         free(right);
         return;
     }
+    const uint64_t lost_batches = world.store->recovery.lost_batches;
+    check->lost_batches += lost_batches;
+    if (lost_batches > 0 && !lying)
+        note(check, &check->alarms, "it says that %llu acknowledged batches are lost",
+             (unsigned long long)lost_batches);
     for (uint32_t s = 0; s < CONTENT_SESSIONS; s++)
         check_session(check, work, &world, s, tick, lying, right);
     const bool settled = world_settle(&world);
@@ -169,5 +174,5 @@ void check_store(struct check *check, const struct work *work, struct kv_disk *d
 uint64_t check_failures(const struct check *check)
 {
     return check->lost + check->torn + check->wrong + check->undead + check->uneven +
-           check->unopened;
+           check->unopened + check->alarms;
 }

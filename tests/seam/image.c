@@ -175,6 +175,7 @@ static uint32_t pick(const struct build *build, bool like)
     for (uint32_t i = 0; i < recorder->event_count; i++) {
         const struct record_event *event = &recorder->events[i];
         if (event->kind != RECORD_CALL || event->verb != KV_DISK_WRITE ||
+            strncmp(recorder->files[event->file].name, "segment-", 8) != 0 ||
             event->offset < KV_SEGMENT_HEADER_BYTES ||
             !is_flushed(build, i, KV_DISK_SYNC, event->file))
             continue;

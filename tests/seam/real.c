@@ -83,6 +83,6 @@ void real_close(struct real *real)
         (void)snprintf(path, sizeof(path), "%s/%s", real->dir, folders[i]);
         remove_files(path);
     }
-    (void)rmdir(real->dir);
+    remove_files(real->dir);
     *real = (struct real){.disk = NULL};
 }
