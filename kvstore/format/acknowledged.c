@@ -64,8 +64,7 @@ kv_status kv_acknowledged_decode(const uint8_t bytes[KV_ACKNOWLEDGED_BYTES],
     bool found = false;
     for (uint32_t i = 0; i < 2; i++) {
         struct kv_acknowledged one;
-        const kv_status status =
-            decode_slot(bytes + (size_t)i * KV_ACKNOWLEDGED_SLOT_BYTES, &one);
+        const kv_status status = decode_slot(bytes + (size_t)i * KV_ACKNOWLEDGED_SLOT_BYTES, &one);
         damaged += status == KV_CORRUPT;
         if (status != KV_OK || (found && one.number <= best.number)) continue;
         best = one;

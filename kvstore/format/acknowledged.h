@@ -2,8 +2,8 @@
 
 /*
  * The file DIR/acknowledged: the number of the last batch of records that was durable
- * (docs/format.md).  Two slots of 4 KiB, written in turn, so that a torn write leaves the other one.
- * A slot, by offset:
+ * (docs/format.md).  Two slots of 4 KiB, written in turn, so that a torn write leaves the other
+ * one. A slot, by offset:
  *
  *     0  magic "KVACKED\n"
  *     8  u32 checksum: CRC-32C of bytes 12 .. 4096

@@ -4,8 +4,9 @@
  * The store: index, tiers and manifest behind one object.  Owned by: shard (opened and closed by
  * the main thread while the shard does not run).
  *
- * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> noted in the file
- * `acknowledged` -> acknowledged.
+ * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> noted in the
+ * file `acknowledged` -> acknowledged.
+ *
  * Order of a removal: record deleted, synced -> space reused.  Whatever has no record after a
  * restart is free space; there is no repair.
  */
@@ -35,7 +36,7 @@ struct kv_store_options {
     struct kv_log *log;
     struct kv_disk *disk;
     struct kv_manifest *manifest; /* Open; outlives the store. */
-    struct kv_mailbox *mailbox; /* The shard's: manifest answers come here. */
+    struct kv_mailbox *mailbox;   /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
     uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
@@ -68,16 +69,16 @@ struct kv_store {
     struct kv_manifest *manifest;
     struct kv_store_recovery recovery;
     struct kv_store_counters counters;
-    uint64_t generation;   /* Last one given out. */
-    uint64_t touch_seq;    /* For LRU of loaded sessions. */
-    uint64_t commit;       /* Number of the last batch posted. */
-    struct kv_note *note;  /* store_note.c; NULL: nothing can be noted. */
-    struct kv_batch *dead; /* Removals waiting for kv_store_tick(). */
+    uint64_t generation;                /* Last one given out. */
+    uint64_t touch_seq;                 /* For LRU of loaded sessions. */
+    uint64_t commit;                    /* Number of the last batch posted. */
+    struct kv_note *note;               /* store_note.c; NULL: nothing can be noted. */
+    struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
-    uint64_t checkpoints;  /* With a durable record, loaded or not. */
-    uint32_t operations;   /* Batches, loads, reads and writes in flight. */
-    uint32_t removals;     /* Of these, batches that delete records. */
-    bool unloading;        /* Pages that go now leave memory only. */
+    uint64_t checkpoints;               /* With a durable record, loaded or not. */
+    uint32_t operations;                /* Batches, loads, reads and writes in flight. */
+    uint32_t removals;                  /* Of these, batches that delete records. */
+    bool unloading;                     /* Pages that go now leave memory only. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.

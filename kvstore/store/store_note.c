@@ -3,9 +3,9 @@
  *
  * RocksDB's log is read up to its first damaged record, as if it ended there.  After a power cut
  * that is right, and when a record in the middle rots it forgets, without a word, what was
- * acknowledged behind it.  So every batch has a number, and the highest one that is durable is noted
- * here before its owner is told.  A start that finds a lower number in the manifest knows how many
- * batches are missing.
+ * acknowledged behind it.  So every batch has a number, and the highest one that is durable is
+ * noted here before its owner is told.  A start that finds a lower number in the manifest knows how
+ * many batches are missing.
  *
  * A note is one write through the page cache, and no flush.  After a kill it is there.  After a
  * power cut it may be older than the manifest, which says nothing, but never newer, because it is
@@ -118,10 +118,8 @@ uint64_t kv_note_open(struct kv_store *store)
     note->fd = open_file(note, KV_DISK_OPEN);
     if (note->fd < 0 && errno != ENOENT) give_up(note, "open");
     if (note->fd < 0) return 0;
-    const struct kv_disk_call read = {.verb = KV_DISK_READ,
-                                      .fd = note->fd,
-                                      .buf = note->bytes,
-                                      .bytes = KV_ACKNOWLEDGED_BYTES};
+    const struct kv_disk_call read = {
+        .verb = KV_DISK_READ, .fd = note->fd, .buf = note->bytes, .bytes = KV_ACKNOWLEDGED_BYTES};
     const int64_t got = kv_disk_call(store->options.disk, &read);
     if (got < 0) give_up(note, "read"); /* What it says is kept for another start. */
     return got < 0 ? 0 : understand(note);
@@ -135,8 +133,8 @@ static int64_t simple_call(struct kv_note *note, enum kv_disk_verb verb, uint64_
 
 static struct kv_disk_call write_call(struct kv_note *note, uint64_t number)
 {
-    const struct kv_acknowledged acknowledged = {
-        .directory = note->store->options.superblock.id, .number = number};
+    const struct kv_acknowledged acknowledged = {.directory = note->store->options.superblock.id,
+                                                 .number = number};
     const uint32_t slot = note->slot;
     kv_acknowledged_encode(&acknowledged, note->bytes);
     note->slot = 1 - slot;

@@ -9,8 +9,8 @@
  *
  * Afterwards every session is asked for, and a turn tries it.  What was not damaged must be served
  * in full.  What was is served in full with the right bits (harmless), or less of it with the right
- * bits (detected), or the daemon refused to start in one sentence (detected).  Less without a word of
- * it in answers or log is silent, which fails.
+ * bits (detected), or the daemon refused to start in one sentence (detected).  Less without a word
+ * of it in answers or log is silent, which fails.
  */
 
 #include "tests/crash/damage.h"
@@ -414,7 +414,8 @@ static void stop(struct rig *rig)
         cr_fail(first, CR_WRONG, NULL, NULL, "%llu wrong bytes were served; damage: %s and %u more",
                 (unsigned long long)stats.wrong_bytes, rig->flips[0].text, rig->flip_count - 1);
     else if (stats.lost_batches > 0 && rig->target != TARGET_INDEX)
-        cr_fail(first, CR_WRONG, NULL, NULL, "it says %llu acknowledged batches are lost; damage: %s",
+        cr_fail(first, CR_WRONG, NULL, NULL,
+                "it says %llu acknowledged batches are lost; damage: %s",
                 (unsigned long long)stats.lost_batches, rig->flips[0].text);
     if (!ex_daemon_stop(rig->run.daemon, SIGKILL, why))
         cr_fail(first, CR_WRONG, NULL, NULL, "%.300s; damage: %s", why, rig->flips[0].text);

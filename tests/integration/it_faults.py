@@ -14,7 +14,9 @@ import time
 import daemon
 import grpc
 from daemon import check, equal, expect, pack, pb, scratch
+from cli import Tool, token_file
 from faults import MIB, recovered, well
+from state_files import sealed
 from talk import (
     EXACT, MISS, PAGE, REPLAY, SSD_TTL_MS, WINDOW, Box, Talk, case, even, flip, overwrite,
     patiently, resumed, rng, run_cases, skip_case, together, tokens, untilfree)
@@ -90,6 +92,80 @@ def come_back(box, prompts, hurt, what, may_look=frozenset()):
         talk.close()
         prompts[name] = longer
     return weakened
+
+
+# ---- Records on disk ----
+
+def lost_in(log):
+    found = re.findall(r"event=records_lost batches=(\d+)", log)
+    return [int(count) for count in found]
+
+
+@case
+def damaged_record_in_the_log_of_rocksdb():
+    """What was recorded behind it is gone, and everything says so until the next start."""
+    box = Box("synthetic", CROWDED).start()
+    prompts = stored_sessions(box, 12)
+    acknowledged = box.stats().checkpoints
+    equal((box.counter("cached_lost_batches"), lost_in(box.log())), (0, []), "before")
+    box.kill()
+    folder = os.path.join(box.state, "manifest")
+    logs = [os.path.join(folder, n) for n in os.listdir(folder) if n.endswith(".log")]
+    path = max(logs, key=os.path.getsize)
+    flip(path, os.path.getsize(path) // 2)
+    offset = len(box.log())
+    box.start()
+    found, _ = recovered(box, offset)
+    lost = box.counter("cached_lost_batches")
+    check(0 < found < acknowledged, f"recovered {found} of {acknowledged}")
+    equal(lost_in(box.log(offset)), [lost], "batches the log says are lost, and the counter")
+    check(0 < lost, f"lost batches: {lost}")
+    check("acknowledged records were lost" in box.stats().health, f"health: {box.stats().health}")
+    tool = Tool("unix:" + box.socket, token_file(box.directory, "ops"))
+    said = tool.code(0, "status").stdout
+    check(f"{lost:.0f} batches of acknowledged records" in said, f"status: {said!r}")
+    equal(tool.json("status", "--json")["sessions"]["lost_batches"], lost, "status --json")
+    well(box, what="with records lost")
+    client = box.client()
+    for name, prompt in prompts.items():
+        talk = Talk(client, name)
+        equal(patiently(talk.prefill, prompt + tokens(7)).save_reason, "", f"{name}: goes on")
+        talk.close()
+    box.kill()
+    offset = len(box.log())
+    box.start()
+    equal((box.counter("cached_lost_batches"), lost_in(box.log(offset)), box.stats().health),
+          (0, [], "serving"), "the start after")
+    box.stop()
+
+
+@case
+def acknowledged_absent_damaged_or_of_another():
+    """Nothing is said of a loss, a damaged file is, and it is there again."""
+    box = Box("synthetic", CROWDED).start()
+    prompts = stored_sessions(box, 3)
+    path = os.path.join(box.state, "acknowledged")
+    for what in ("absent", "damaged", "foreign", "a folder"):
+        box.kill()
+        with open(path, "rb") as f:
+            data = f.read()
+        if what in ("absent", "a folder"):
+            os.unlink(path)
+        if what == "damaged":
+            overwrite(path, 0, bytes(b ^ 1 for b in data))
+        if what == "foreign":
+            overwrite(path, 0, sealed(data[:16] + bytes(16) + data[32:4096])
+                      + sealed(data[4096:4112] + bytes(16) + data[4128:]))
+        if what == "a folder":
+            os.mkdir(path)
+        offset = len(box.log())
+        box.start()
+        equal(lost_in(box.log(offset)), [], f"{what}: lost")
+        equal("event=acknowledged_unknown" in box.log(offset), what != "absent",
+              f"{what}: the log says that it cannot be said")
+        equal(box.stats().health, "serving", f"{what}: health")
+        come_back(box, prompts, set(), what)
+    box.stop()
 
 
 # ---- Bytes on disk ----

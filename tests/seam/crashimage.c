@@ -8,9 +8,9 @@
  * (image.h) and a store is opened on each, in this process, twice: what the first start repairs the
  * second must find right.  Every fifth image is of a disk that lies besides: it lost, tore, swapped
  * or changed a page it had flushed; then no wrong byte may be given back.  Every 50th is written to
- * real files, with a real RocksDB.  Every tenth honest one lacks batches that `acknowledged` knows of;
- * then the store must say how many, once.  An image depends on seed and number alone, so --case builds
- * that one again.
+ * real files, with a real RocksDB.  Every tenth honest one lacks batches that `acknowledged` knows
+ * of; then the store must say how many, once.  An image depends on seed and number alone, so --case
+ * builds that one again.
  *
  * usage: crashimage [--images N] [--seed S] [--plant NAME] [--expect-loss]
  *        crashimage --first K --count N ..., crashimage --case K ...
@@ -125,8 +125,7 @@ static uint64_t number_of(const struct recorder *recorder, uint32_t count)
         for (uint32_t j = 0; j < event->put_count; j++) {
             const struct kv_manifest_put *put = &event->puts[j];
             if (put->key_bytes != 1 || put->key[0] != 'C') continue;
-            const kv_status status =
-                kv_record_commit_decode(put->value, put->value_bytes, &record);
+            const kv_status status = kv_record_commit_decode(put->value, put->value_bytes, &record);
             assert(status == KV_OK);
         }
     }

@@ -101,8 +101,8 @@ static void test_numbers(void)
         if (event->kind != RECORD_BATCH) continue;
         EXPECT(event->put_count > 0 && event->puts[0].key_bytes == 1 &&
                event->puts[0].key[0] == 'C');
-        EXPECT(kv_record_commit_decode(event->puts[0].value, event->puts[0].value_bytes,
-                                       &record) == KV_OK);
+        EXPECT(kv_record_commit_decode(event->puts[0].value, event->puts[0].value_bytes, &record) ==
+               KV_OK);
         EXPECT_EQ_U64(record.number, ++number);
     }
     EXPECT_EQ_U64(number, batches());
@@ -179,8 +179,7 @@ static void test_errors(void)
         stack.faulty.fault = FAULT_EIO;
         stack.faulty.from = call;
         struct world world;
-        const kv_status status =
-            world_open(&world, stack.disk, stack.manifest, STACK_DIR, NULL);
+        const kv_status status = world_open(&world, stack.disk, stack.manifest, STACK_DIR, NULL);
         stack.faulty.armed = false;
         if (status == KV_OK) EXPECT_EQ_U64(world.store->recovery.lost_batches, 0);
         if (status == KV_OK) EXPECT(world_settle(&world));

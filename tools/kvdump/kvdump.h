@@ -64,7 +64,7 @@ struct dump {
     struct kv_superblock superblock;
     uint32_t superblock_damaged;
     struct kv_manifest *manifest;
-    uint64_t commit; /* Number of the last batch in the manifest; 0: none. */
+    uint64_t commit;        /* Number of the last batch in the manifest; 0: none. */
     kv_status noted_status; /* Of the file acknowledged; KV_MISS: nothing is noted. */
     struct kv_acknowledged noted;
     uint32_t noted_damaged; /* Slots. */

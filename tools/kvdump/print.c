@@ -137,7 +137,8 @@ static json_t *directory_json(const struct dump *dump)
 {
     const struct kv_superblock *superblock = &dump->superblock;
     return json_pack(
-        "{s:i, s:s, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
+        "{s:i, s:s, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:o}",
         "schema", 1, "directory", dump->dir, "layout_version", (json_int_t)KV_LAYOUT_VERSION, "id",
         json_hex(superblock->id.bytes, 16), "created_ms", (json_int_t)superblock->created_ms,
         "page_bytes", (json_int_t)superblock->page_bytes, "window_tokens",

@@ -15,7 +15,7 @@ static void check_acknowledged(struct dump *dump)
     const struct kv_acknowledged *noted = &dump->noted;
     if (dump->noted_status == KV_CORRUPT)
         dump_damage(dump, KV_ACKNOWLEDGED_NAME ": damaged; the next start of a daemon writes it "
-                          "anew");
+                                               "anew");
     if (dump->noted_status != KV_OK) return;
     if (!kv_id_equal(noted->directory.bytes, dump->superblock.id.bytes))
         dump_damage(dump, KV_ACKNOWLEDGED_NAME ": belongs to another state directory");
