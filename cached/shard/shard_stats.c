@@ -124,6 +124,8 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Bytes read from SSD.");
     add(stats, "cached_checksum_failures_total", "tier=\"ssd\"", (double)store->corrupt_pages,
         "Pages that were not what the index says.");
+    add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
+        "Pages that could not be read; they stay stored.");
     add(stats, "cached_checksum_failures_total", "tier=\"pool\"", (double)store->corrupt_images,
         "Windows that failed verification.");
     add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,

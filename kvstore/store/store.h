@@ -51,6 +51,7 @@ struct kv_store_recovery {
 
 struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
+    uint64_t unread_pages; /* Reads that failed; the pages stay. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
 };
@@ -138,7 +139,8 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session);
 
 /* Brings page objects into memory.  Arrays belong to the caller and stay until done.
  * Results per page: slot pinned (KV_HBM_SLOT_NONE: could not be read), fresh (read now, to be
- * verified with kv_store_page_check before anybody else may see it). */
+ * verified with kv_store_read_check before anybody else may see it; without a slot: the read
+ * failed, and may succeed another time). */
 struct kv_read {
     uint32_t count;
     const uint32_t *pages;
@@ -155,12 +157,13 @@ struct kv_read {
  * inside this call; KV_MISS: everything was in memory, slots are filled, done will not run. */
 kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read) KV_MUST_CHECK;
 
-/* Compares a page in a slot with what the index says and, if ids is given, its tokens with
- * ids[0..).  A fresh page that agrees becomes the object's cached copy.  KV_CORRUPT otherwise
- * (counted and logged). */
-kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
-                              const struct kv_digest *chain, const uint32_t *ids,
-                              uint32_t id_count) KV_MUST_CHECK;
+/* Page i of a finished read, compared with what the index says and, if ids is given, its tokens
+ * with ids[0..).  A fresh page that agrees becomes the object's cached copy.  Counted and logged:
+ * KV_CORRUPT: its bytes are wrong, or the file ends before it; what lists it is to be dropped.
+ * KV_IO: it could not be read this time, and stays listed: a passing error must not forget what was
+ * acknowledged. */
+kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const struct kv_digest *chain,
+                              const uint32_t *ids, uint32_t id_count) KV_MUST_CHECK;
 
 /* Removes every node of the session that lists the page, with all below it. */
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,

@@ -42,15 +42,13 @@ static enum outcome page_outcome(struct world *world, const struct work_point *p
 {
     const uint32_t slot = read->slots[k];
     const uint32_t count = KV_MIN(KV_PAGE_TOKENS, point->tokens - k * KV_PAGE_TOKENS);
-    if (slot == KV_HBM_SLOT_NONE) return OUTCOME_TORN;
     enum outcome outcome = OUTCOME_TORN;
-    if (kv_store_page_check(world->store, read->pages[k], slot, read->fresh[k], &chain[k], NULL,
-                            0) == KV_OK)
+    if (kv_store_read_check(read, k, &chain[k], NULL, 0) == KV_OK)
         outcome = content_matches(&world->layout, point->session, point->life, k, count,
                                   kv_hbm_bytes(world->store->hbm, slot))
                       ? OUTCOME_RIGHT
                       : OUTCOME_WRONG;
-    kv_hbm_unpin(world->store->hbm, slot);
+    if (slot != KV_HBM_SLOT_NONE) kv_hbm_unpin(world->store->hbm, slot);
     return outcome;
 }
 

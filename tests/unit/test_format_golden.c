@@ -484,8 +484,7 @@ static void read_checkpoint(const struct golden_node *golden, struct kv_node *no
         const uint32_t position = k * KV_PAGE_TOKENS;
         const struct kv_digest chain = chain_at(golden->user, golden->ids, k);
         EXPECT(slots[k] != KV_HBM_SLOT_NONE);
-        EXPECT(kv_store_page_check(world.store, path[k], slots[k], fresh[k], &chain,
-                                   golden->ids + position,
+        EXPECT(kv_store_read_check(&read, k, &chain, golden->ids + position,
                                    KV_MIN(golden->tokens - position, KV_PAGE_TOKENS)) == KV_OK);
         kv_hbm_unpin(world.store->hbm, slots[k]);
     }
