@@ -120,6 +120,16 @@ struct commit {
  * Returns the commit in flight, or NULL when there is nothing to wait for. */
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason);
+
+/* What a commit knows of the pages it touches, by position in the live table. */
+struct commit_pages {
+    uint32_t *objects; /* KV_PAGE_INDEX_NONE: not touched. */
+    uint32_t first, count;
+};
+/* commit_nodes.c.  One point: the node that stands there already, or a new one.  False: no memory,
+ * or no room in the index. */
+bool commit_place(struct shard *shard, struct live *live, struct commit *commit,
+                  struct commit_pages *touched, struct commit_point *point);
 #ifdef CACHED_TEST_HOOKS
 void commit_ack_early(struct commit *commit); /* A planted bug: as if it were durable. */
 #endif
