@@ -4,6 +4,7 @@ What is expected comes from tests/integration/state_files.py, which reads a dire
 of docs/format.md.  A daemon started on the same damage computes again what is hurt, and only that.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -244,6 +245,19 @@ def a_running_daemon_keeps_its_directory():
         code, out, err = kvdump(command, box.state)
         equal((code, out), (5, ""), f"{command}: exit code and stdout")
         check(f"pid {box.process.pid}" in err and err.count("\n") == 1, f"{command}: {err!r}")
+    box.stop()
+
+
+@case
+def a_reader_keeps_its_directory():
+    """The daemon says who reads it, and starts when that is over."""
+    box, _, _ = made()
+    with open(os.path.join(box.state, "lock"), "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        code, said = box.refused()
+        check(code == 2 and f"kvdump (pid {os.getpid()}) reads the state directory" in said,
+              f"with a reader: {code} {said!r}")
+    box.start()
     box.stop()
 
 
