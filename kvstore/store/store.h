@@ -27,7 +27,8 @@
 
 struct kv_store_options {
     const char *dir;                 /* State directory: exists; ssd/ is made inside. */
-    struct kv_superblock superblock; /* Filled in by kv_store_directory(). */
+    struct kv_superblock superblock; /* Filled in by kv_store_directory(); an id here is the one a
+                                        new directory gets, zeros: a random one. */
     const struct kv_layout *layout;
     struct kv_digest model;
     uint64_t kernels;      /* Family of the engine (format/kernels.h). */

@@ -192,6 +192,7 @@ static struct kv_ssd_options ssd_options(const struct kv_store_options *options,
 kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err)
 {
     const struct kv_superblock want = {
+        .id = options->superblock.id,
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
         .segment_bytes = options->segment_bytes,
@@ -201,7 +202,7 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
     const struct kv_ssd_options ssd = ssd_options(options, options->dir);
     const kv_status status = kv_ssd_check(&ssd, err);
     if (status != KV_OK) return status;
-    return kv_directory_open(options->dir, &want, &options->superblock, err);
+    return kv_directory_open(options->disk, options->dir, &want, &options->superblock, err);
 }
 
 /* The manifest stops reading its log at a damaged record, and what came behind it is as if it had

@@ -173,7 +173,7 @@ static void test_unbelievable(void)
 /* Reading and making it fail: the store opens, and says that it cannot say. */
 static void test_errors(void)
 {
-    for (uint64_t call = 1; call < 12; call++) {
+    for (uint64_t call = 1; call < 40; call++) {
         stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, call));
         stack.faulty.armed = true;
         stack.faulty.fault = FAULT_EIO;

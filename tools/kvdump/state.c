@@ -108,8 +108,9 @@ static int take_lock(struct dump *dump)
 static int open_superblock(struct dump *dump)
 {
     struct kv_error err = {0};
+    struct kv_disk disk = kv_disk_calls();
     const kv_status status =
-        kv_directory_read(dump->dir, &dump->superblock, &dump->superblock_damaged, &err);
+        kv_directory_read(&disk, dump->dir, &dump->superblock, &dump->superblock_damaged, &err);
     if (status == KV_MISS) {
         dump_error("%s is no state directory: it has no superblock", dump->dir);
         return DUMP_NOT_FOUND;
