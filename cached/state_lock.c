@@ -53,6 +53,38 @@ static kv_status write_pid_file(struct state_lock *lock, const char *path, struc
     return status;
 }
 
+/* Of another reader that holds the lock shared; 0: the kernel does not say. */
+static long reader_pid(int fd)
+{
+    struct stat info;
+    FILE *locks = fstat(fd, &info) == 0 ? fopen("/proc/locks", "re") : NULL;
+    char line[160];
+    long found = 0;
+    while (locks != NULL && found == 0 && fgets(line, sizeof(line), locks) != NULL) {
+        long pid;
+        unsigned long inode;
+        if (sscanf(line, "%*d: FLOCK ADVISORY READ %ld %*x:%*x:%lu", &pid, &inode) == 2 &&
+            inode == (unsigned long)info.st_ino && pid > 0 && pid != (long)getpid())
+            found = pid;
+    }
+    if (locks != NULL) (void)fclose(locks);
+    return found;
+}
+
+/* A daemon holds the lock alone, and wrote its pid; readers share it, and write nothing. */
+static kv_status refuse(int fd, const char *dir, struct kv_error *err)
+{
+    if (flock(fd, LOCK_SH | LOCK_NB) != 0)
+        return KV_FAIL(err, KV_INVALID, "another cached (pid %ld) uses the state directory %s",
+                       read_pid(fd), dir);
+    const long pid = reader_pid(fd);
+    if (pid != 0)
+        return KV_FAIL(err, KV_INVALID,
+                       "kvdump (pid %ld) reads the state directory %s: wait until it ends", pid,
+                       dir);
+    return KV_FAIL(err, KV_INVALID, "kvdump reads the state directory %s: wait until it ends", dir);
+}
+
 static kv_status take(struct state_lock *lock, const char *dir, const char *pid_file,
                       struct kv_error *err)
 {
@@ -64,8 +96,7 @@ static kv_status take(struct state_lock *lock, const char *dir, const char *pid_
     if (lock->fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open %s", path);
     if (flock(lock->fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK) return KV_FAIL_ERRNO(err, KV_IO, "lock %s", path);
-        return KV_FAIL(err, KV_INVALID, "another cached (pid %ld) uses the state directory %s",
-                       read_pid(lock->fd), dir);
+        return refuse(lock->fd, dir, err);
     }
     const kv_status status = write_pid(lock->fd, path, err);
     if (status != KV_OK || pid_file[0] == '\0') return status;

@@ -13,11 +13,12 @@
 
 #include <assert.h>
 
-static void path_lost(struct flow *flow, uint32_t page)
+static void path_lost(struct flow *flow, uint32_t page, kv_status status)
 {
     flow_unpin_read(flow);
-    shard_drop_page(flow->shard, flow->session, page);
-    flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint", NULL, "CORRUPT");
+    if (status == KV_CORRUPT) shard_drop_page(flow->shard, flow->session, page);
+    flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint", NULL,
+              status == KV_CORRUPT ? "CORRUPT" : "READ_FAILED");
     flow_finish(flow);
 }
 
@@ -31,10 +32,9 @@ static void path_read(struct kv_read *read)
     for (uint32_t k = 0; k < read->count; k++) {
         const uint32_t start = k * KV_PAGE_TOKENS;
         const uint32_t count = KV_MIN(KV_PAGE_TOKENS, tokens - start);
-        if (flow->read_slots[k] == KV_HBM_SLOT_NONE ||
-            kv_store_page_check(store, flow->read_pages[k], flow->read_slots[k],
-                                flow->read_fresh[k], &chain, NULL, 0) != KV_OK) {
-            path_lost(flow, flow->read_pages[k]);
+        const kv_status status = kv_store_read_check(read, k, &chain, NULL, 0);
+        if (status != KV_OK) {
+            path_lost(flow, flow->read_pages[k], status);
             return;
         }
         const uint8_t *bytes = kv_hbm_bytes(store->hbm, flow->read_slots[k]);

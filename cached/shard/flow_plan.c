@@ -115,6 +115,7 @@ static bool is_only_approximate(const struct flow *flow, const struct offer *off
 static enum kv_reason plan_reason(const struct flow *flow, const struct offer *offer)
 {
     if (flow->req->out.reason == KV_REASON_CORRUPT) return KV_REASON_CORRUPT;
+    if (flow->req->out.reason == KV_REASON_READ_FAILED) return KV_REASON_READ_FAILED;
     if (is_of_others(flow)) return KV_REASON_OTHER_KERNELS;
     if (flow->plan.kind == KV_PLAN_EXACT) return KV_REASON_NONE;
     if (flow->plan.kind == KV_PLAN_REPLAY) {
@@ -246,7 +247,8 @@ static bool plan_pending(struct flow *flow)
 {
     struct kv_store *store = flow->shard->store;
     struct kv_node *head = flow->session->head;
-    if (!flow->want_pending || flow->session->live != NULL || head == NULL) return false;
+    if (flow->unread || !flow->want_pending || flow->session->live != NULL || head == NULL)
+        return false;
     if (head->tokens != flow->count || !head->image_state.has_pending) return false;
     if (!kv_pool_has(store->pool, &head->image, kv_store_now_ns(store))) return false;
     if (!take_image(flow, head)) return false;
@@ -272,7 +274,8 @@ void resume_plan(struct flow *flow)
         return;
     }
     struct offer offer;
-    bool nothing = flow->req->out.weakened > RESUME_WEAKEN_MAX;
+    const bool unread_all = flow->unread && flow->unread_from == 0;
+    bool nothing = unread_all || flow->req->out.weakened > RESUME_WEAKEN_MAX;
     do {
         offer = weigh(flow);
         const struct kv_found found = {

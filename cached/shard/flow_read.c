@@ -2,8 +2,8 @@
  * Resume, third part: pages into memory, then a live session that stands ready.
  *
  * Room for the whole call is made before anything is read.  Each page is compared with what the
- * index and the prompt say before it enters the live session's table; one that differs weakens the
- * plan.  The page the head is in is copied, because it will be written.
+ * index and the prompt say before it enters the live session's table; one that differs, or cannot
+ * be read, weakens the plan.  The page the head is in is copied, because it will be written.
  */
 
 #include "cached/shard/shard_internal.h"
@@ -42,17 +42,16 @@ static void rows_read(struct kv_read *read)
 
     flow->req->out.times.read_ns += resume_lap(flow);
     for (uint32_t k = 0; k < read->count; k++) {
-        const uint32_t page = flow->read_pages[k];
         const uint32_t start = k * KV_PAGE_TOKENS;
         const uint32_t tokens = KV_MIN(KV_PAGE_TOKENS, h - start);
         if (flow->read_fresh[k])
             flow->req->out.ssd_tokens += tokens;
         else
             flow->req->out.hbm_tokens += tokens;
-        if (flow->read_slots[k] != KV_HBM_SLOT_NONE &&
-            kv_store_page_check(store, page, flow->read_slots[k], flow->read_fresh[k],
-                                &flow->chain[k], flow->ids + start, tokens) == KV_OK)
-            continue;
+        const uint32_t page = flow->read_pages[k];
+        const kv_status status =
+            kv_store_read_check(read, k, &flow->chain[k], flow->ids + start, tokens);
+        if (status == KV_OK) continue;
         flow_unpin_read(flow);
         if (flow->image_slot != KV_POOL_SLOT_NONE) {
             kv_pool_unpin(store->pool, flow->image_slot);
@@ -62,7 +61,7 @@ static void rows_read(struct kv_read *read)
         flow->live->busy = false;
         live_release(flow->shard, flow->live);
         flow->live = NULL;
-        resume_weaken(flow, page);
+        resume_weaken(flow, page, start, status);
         return;
     }
     if (live_install(flow->shard, flow->live, flow->read_pages, flow->read_slots, read->count) !=

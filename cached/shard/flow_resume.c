@@ -2,9 +2,10 @@
  * Resume: from a prompt to a live session that can go on at H.
  *
  * First part: match and probe; flow_plan.c and flow_read.c go on with plan, read, check, prepare.
- * Stored bytes never fail towards the client: whatever goes wrong with them is dropped with its
- * cause and the resume matches again with what is left, which can happen KV_RESUME_WEAKEN_MAX
- * times; after that it computes everything, which is slower and still right.
+ * Stored bytes never fail towards the client: what is wrong is dropped with its cause, what cannot
+ * be read is passed over by this call, and the resume matches again with what is left, which can
+ * happen RESUME_WEAKEN_MAX times; after that it computes everything, which is slower and still
+ * right.
  */
 
 #include "cached/shard/shard_internal.h"
@@ -94,11 +95,14 @@ void resume_match(struct flow *flow)
         resume_expire_live(flow);
         drop_expired(flow);
     }
-    flow->match = (struct kv_match){.ids = flow->ids,
-                                    .count = flow->count,
-                                    .chain = flow->chain,
-                                    .unmarked_only = flow->exact,
-                                    .reach = resume_reach(flow)};
+    /* Rows from an unread page on are as good as not there.  From 0 on: resume_plan takes none. */
+    const bool cut = flow->unread && flow->unread_from > 0;
+    flow->match =
+        (struct kv_match){.ids = flow->ids,
+                          .count = cut ? KV_MIN(flow->count, flow->unread_from) : flow->count,
+                          .chain = flow->chain,
+                          .unmarked_only = flow->exact,
+                          .reach = resume_reach(flow)};
     kv_match_run(&flow->match, store->index, flow->session, kv_store_now_ms(store));
 
     const struct live *live = flow->session->live;
@@ -111,15 +115,24 @@ void resume_match(struct flow *flow)
     if (!stage_probe(flow)) resume_plan(flow);
 }
 
-/* Drops what lists a damaged page and starts over with the rest. */
-void resume_weaken(struct flow *flow, uint32_t page)
+static void note_weaker(struct flow *flow, enum kv_reason reason)
 {
-    struct request *req = flow->req;
-    assert(!flow->plan_only);
-    shard_drop_page(flow->shard, flow->session, page);
-    req->out.weakened++;
+    flow->req->out.weakened++;
     flow->shard->counters.weakened++;
-    req->out.reason = KV_REASON_CORRUPT;
+    flow->req->out.reason = reason;
+}
+
+void resume_weaken(struct flow *flow, uint32_t page, uint32_t position, kv_status status)
+{
+    assert(!flow->plan_only);
+    if (status == KV_CORRUPT) {
+        shard_drop_page(flow->shard, flow->session, page);
+        note_weaker(flow, KV_REASON_CORRUPT);
+    } else {
+        flow->unread_from = flow->unread ? KV_MIN(flow->unread_from, position) : position;
+        flow->unread = true;
+        note_weaker(flow, KV_REASON_READ_FAILED);
+    }
     resume_match(flow);
 }
 
@@ -130,19 +143,20 @@ static void probes_read(struct kv_read *read)
     struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
     struct kv_store *store = flow->shard->store;
     uint32_t bad = KV_PAGE_INDEX_NONE;
+    bool unread = false; /* The rows before it still count. */
 
     for (uint32_t i = 0; i < read->count; i++) {
         const uint32_t page = flow->read_pages[i];
         const struct kv_page *object = kv_index_page(store->index, page);
         const uint8_t *bytes = NULL;
-        if (flow->read_slots[i] != KV_HBM_SLOT_NONE &&
-            kv_store_page_check(store, page, flow->read_slots[i], flow->read_fresh[i],
-                                &flow->chain[object->position / KV_PAGE_TOKENS], NULL, 0) == KV_OK)
-            bytes = kv_hbm_bytes(store->hbm, flow->read_slots[i]);
+        const kv_status status =
+            kv_store_read_check(read, i, &flow->chain[object->position / KV_PAGE_TOKENS], NULL, 0);
+        if (status == KV_OK) bytes = kv_hbm_bytes(store->hbm, flow->read_slots[i]);
         for (uint32_t j = 0; j < flow->match.probe_count; j++) {
             struct kv_match_probe *probe = &flow->match.probes[j];
             if (probe->resolved || probe->page != page) continue;
-            if (bytes == NULL && !probe->optional) bad = page;
+            if (status == KV_CORRUPT && !probe->optional) bad = page;
+            if (status == KV_IO && !probe->optional) unread = true;
             kv_match_resolve(&flow->match, probe, object, bytes);
         }
     }
@@ -158,9 +172,10 @@ static void probes_read(struct kv_read *read)
     }
     flow_unpin_read(flow);
     if (bad != KV_PAGE_INDEX_NONE && flow->req->out.weakened < RESUME_WEAKEN_MAX) {
-        resume_weaken(flow, bad);
+        resume_weaken(flow, bad, 0, KV_CORRUPT);
         return;
     }
+    if (unread) note_weaker(flow, KV_REASON_READ_FAILED);
     resume_plan(flow);
 }
 

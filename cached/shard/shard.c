@@ -226,6 +226,8 @@ static void tick_health(struct shard *shard)
 {
     const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
     const char *health = NULL;
+    if (shard->store->recovery.lost_batches > 0)
+        health = "acknowledged records were lost before this start: see records_lost in the log";
     if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";

@@ -120,6 +120,16 @@ struct commit {
  * Returns the commit in flight, or NULL when there is nothing to wait for. */
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason);
+
+/* What a commit knows of the pages it touches, by position in the live table. */
+struct commit_pages {
+    uint32_t *objects; /* KV_PAGE_INDEX_NONE: not touched. */
+    uint32_t first, count;
+};
+/* commit_nodes.c.  One point: the node that stands there already, or a new one.  False: no memory,
+ * or no room in the index. */
+bool commit_place(struct shard *shard, struct live *live, struct commit *commit,
+                  struct commit_pages *touched, struct commit_point *point);
 #ifdef CACHED_TEST_HOOKS
 void commit_ack_early(struct commit *commit); /* A planted bug: as if it were durable. */
 #endif
@@ -161,6 +171,8 @@ struct flow {
     uint32_t other_until; /* Deepest position <= H that is of other kernels than ours; 0: none. */
 
     struct kv_read read;
+    bool unread; /* A page at unread_from could not be read; this call goes without it. */
+    uint32_t unread_from;
     uint32_t *read_pages, *read_slots;
     bool *read_fresh;
     uint32_t read_count; /* Entries whose slots are pinned by this flow. */
@@ -249,8 +261,9 @@ void resume_plan(struct flow *flow);
 void resume_read(struct flow *flow);
 /* False (and failed): the whole call does not fit the HBM tier. */
 bool resume_fits(struct flow *flow);
-/* A page is damaged: drops what lists it and starts over with the rest. */
-void resume_weaken(struct flow *flow, uint32_t page);
+/* A page is damaged (KV_CORRUPT): drops what lists it.  It could not be read (KV_IO): this call
+ * uses rows before its position only.  Starts over with the rest. */
+void resume_weaken(struct flow *flow, uint32_t page, uint32_t position, kv_status status);
 /* Tokens a replay reruns, and how far below the rows a window may lie to be preferred: a window, or
  * what rebuilds all windows exactly. */
 uint32_t resume_reach(const struct flow *flow);

@@ -124,6 +124,8 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Bytes read from SSD.");
     add(stats, "cached_checksum_failures_total", "tier=\"ssd\"", (double)store->corrupt_pages,
         "Pages that were not what the index says.");
+    add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
+        "Pages that could not be read; they stay stored.");
     add(stats, "cached_checksum_failures_total", "tier=\"pool\"", (double)store->corrupt_images,
         "Windows that failed verification.");
     add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,
@@ -140,6 +142,12 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Manifest changes asked for.");
     add(stats, "cached_manifest_syncs_total", NULL, (double)manifest.syncs,
         "Synced writes that served them.");
+    add(stats, "cached_lost_batches", NULL, (double)shard->store->recovery.lost_batches,
+        "Batches of acknowledged records that this start did not find any more.");
+    add(stats, "cached_notes_total", "result=\"ok\"", (double)(store->notes - store->notes_failed),
+        "Writes of the file acknowledged.");
+    add(stats, "cached_notes_total", "result=\"failed\"", (double)store->notes_failed,
+        "Writes of the file acknowledged.");
     add(stats, "cached_index_bytes", NULL, (double)index.bytes, "Memory of the index.");
     add(stats, "cached_index_nodes", NULL, (double)index.nodes, "Checkpoints in memory.");
     add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");

@@ -19,6 +19,7 @@
 
 #include "kvstore/base/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum kv_disk_verb {
@@ -29,9 +30,10 @@ enum kv_disk_verb {
     KV_DISK_MAKE_DIR, /* name, a path. */
     KV_DISK_SYNC_DIR, /* fd: names in it. */
     KV_DISK_LIST,     /* fd: names in it, each with its zero, into buf; ERANGE: bytes too few. */
-    KV_DISK_OPEN,     /* fd, name: descriptor, read and write past the page cache. */
+    KV_DISK_OPEN,     /* fd, name: descriptor, to read and write, past the page cache or not. */
     KV_DISK_CREATE,   /* Likewise; the name must be new. */
     KV_DISK_UNLINK,   /* fd, name. */
+    KV_DISK_RENAME,   /* fd, name, to: in the same folder, in place of what has that name. */
     KV_DISK_RESERVE,  /* fd, bytes: grows the file to this size, with blocks behind all of it. */
     KV_DISK_SIZE,     /* fd: bytes in the file. */
     KV_DISK_CLOSE,    /* fd. */
@@ -42,6 +44,9 @@ struct kv_disk_call {
     enum kv_disk_verb verb;
     int fd; /* The file; of LIST, SYNC_DIR and calls that take a file's name: the folder. */
     const char *name; /* Borrowed. */
+    const char *to;   /* RENAME; likewise. */
+    bool cached;      /* OPEN, CREATE: through the page cache. */
+    bool read_only;   /* OPEN. */
     uint8_t *buf;     /* READ, WRITE: aligned to KV_IO_ALIGN, as are bytes and offset. */
     uint64_t bytes;
     uint64_t offset;
@@ -112,5 +117,8 @@ struct kv_disk {
 bool kv_disk_result(struct kv_disk_op *op, int64_t result);
 /* What a wrapper's `passed` begins with. */
 int64_t kv_disk_passed(struct kv_disk *disk, struct kv_disk_op *op, int64_t result);
+/* A disk without a thread or a ring, for tools: calls of the kernel, and nothing can be started. */
+struct kv_disk kv_disk_calls(void);
+
 /* The call made of the kernel.  Any thread. */
 int64_t kv_disk_kernel(const struct kv_disk_call *call);

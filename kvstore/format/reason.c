@@ -65,6 +65,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Nothing to do: the state is computed again."),
     REASON(CORRUPT, OUTCOME, "Stored bytes failed verification and were not used.",
            "Nothing to do for the answer; look at the device and the log."),
+    REASON(READ_FAILED, OUTCOME,
+           "Stored bytes could not be read this time and were not used; they stay stored.",
+           "Nothing to do for the answer; the log has the error.  If it comes again, look at the "
+           "device."),
     REASON(MODEL_CHANGED, OUTCOME, "The state was made by another model or another version of it.",
            "Nothing to do: state of another model never loads."),
     REASON(OTHER_KERNELS, OUTCOME,
@@ -160,10 +164,9 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "See status and the log; restart after the device is repaired."),
     REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
            "Raise index.ram, or let old sessions expire."),
-    REASON(
-        QUEUE_FULL, RESOURCE_EXHAUSTED,
-        "Too much at once: requests in flight, calls that wait for a live session, or memory.",
-        "Wait at least the retry time in the answer, then try again."),
+    REASON(QUEUE_FULL, RESOURCE_EXHAUSTED,
+           "Too much at once: requests in flight, calls that wait for a live session, or memory.",
+           "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),
 

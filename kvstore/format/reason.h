@@ -11,8 +11,8 @@
 #define KV_REASONS(X)                                                                              \
     /* outcomes */                                                                                 \
     X(NONE) X(NEVER_STORED) X(TOO_SHORT) X(DIVERGED) X(EXPIRED) X(QUOTA) X(CAPACITY)               \
-    X(ROLLED_BACK) X(DELETED) X(LOST_NODE) X(CORRUPT) X(MODEL_CHANGED) X(OTHER_KERNELS)            \
-    X(ONLY_APPROXIMATE)                                                                            \
+    X(ROLLED_BACK) X(DELETED) X(LOST_NODE) X(CORRUPT) X(READ_FAILED) X(MODEL_CHANGED)              \
+    X(OTHER_KERNELS) X(ONLY_APPROXIMATE)                                                           \
     /* failures: names and ids */                                                                  \
     X(SESSION_NOT_FOUND) X(SESSION_EXISTS) X(SESSION_ID_INVALID) X(SESSION_BUSY)                   \
     X(SESSION_KIND_INVALID) X(REQUEST_ID_INVALID) X(TTL_INVALID) X(STALE_EPOCH)                    \

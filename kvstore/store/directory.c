@@ -10,18 +10,18 @@
 #include "kvstore/store/directory.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
 #include "kvstore/tier/ssd_segment.h"
 
-#include <dirent.h>
-#include <fcntl.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define PATH_BYTES 512u
+#define NAMES_FIRST (64u << 10)
 
 static const char file_name[] = "superblock";
 static const char new_name[] = "superblock.new";
@@ -37,10 +37,48 @@ static struct path path_of(const char *dir, const char *name)
     return path;
 }
 
-static bool has(const char *dir, const char *name)
+/* The folder with everything that is done in it. */
+struct folder {
+    struct kv_disk *disk;
+    const char *dir;
+    int fd;
+    int sys_errno; /* Of a folder that did not open. */
+};
+
+static kv_status folder_open(struct kv_disk *disk, const char *dir, struct folder *ret_folder,
+                             struct kv_error *err)
 {
-    struct stat info;
-    return stat(path_of(dir, name).text, &info) == 0;
+    const struct kv_disk_call open = {.verb = KV_DISK_OPEN_DIR, .name = dir};
+    *ret_folder = (struct folder){.disk = disk, .dir = dir, .fd = (int)kv_disk_call(disk, &open)};
+    ret_folder->sys_errno = errno;
+    return ret_folder->fd >= 0 ? KV_OK : KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", dir);
+}
+
+static void folder_close(struct folder *folder)
+{
+    kv_disk_close_file(folder->disk, folder->fd);
+}
+
+/* What a call in it says. */
+static int64_t folder_call(const struct folder *folder, enum kv_disk_verb verb, const char *name,
+                           const char *to)
+{
+    const struct kv_disk_call call = {
+        .verb = verb, .fd = folder->fd, .name = name, .to = to, .cached = true};
+    return kv_disk_call(folder->disk, &call);
+}
+
+/* KV_OK: it has a folder of that name; KV_MISS. */
+static kv_status has_folder(struct kv_disk *disk, const char *dir, const char *name,
+                            struct kv_error *err)
+{
+    const struct path path = path_of(dir, name);
+    const struct kv_disk_call open = {.verb = KV_DISK_OPEN_DIR, .name = path.text};
+    const int fd = (int)kv_disk_call(disk, &open);
+    if (fd < 0 && errno == ENOENT) return KV_MISS;
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", path.text);
+    kv_disk_close_file(disk, fd);
+    return KV_OK;
 }
 
 static kv_status refuse_version(const char *dir, uint32_t version, struct kv_error *err)
@@ -52,35 +90,55 @@ static kv_status refuse_version(const char *dir, uint32_t version, struct kv_err
                    version < KV_LAYOUT_VERSION ? "the older" : "a newer");
 }
 
-/* What a short file lacks reads as damage. */
-static kv_status read_file(const char *dir, uint8_t bytes[KV_SUPERBLOCK_BYTES],
+/* What a short file lacks reads as damage.  KV_MISS: there is none. */
+static kv_status read_file(const struct folder *folder, uint8_t bytes[KV_SUPERBLOCK_BYTES],
                            struct kv_error *err)
 {
-    const struct path path = path_of(dir, file_name);
-    uint32_t done = 0;
-    ssize_t got = 1;
-
+    const struct kv_disk_call open = {.verb = KV_DISK_OPEN,
+                                      .fd = folder->fd,
+                                      .name = file_name,
+                                      .cached = true,
+                                      .read_only = true};
     memset(bytes, 0xff, KV_SUPERBLOCK_BYTES);
-    const int fd = open(path.text, O_RDONLY | O_CLOEXEC);
+    const int fd = (int)kv_disk_call(folder->disk, &open);
     if (fd < 0 && errno == ENOENT) return KV_MISS;
-    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open '%s'", path.text);
-    while (got > 0 && done < KV_SUPERBLOCK_BYTES) {
-        got = pread(fd, bytes + done, KV_SUPERBLOCK_BYTES - done, done);
-        if (got > 0) done += (uint32_t)got;
-    }
-    const kv_status status = got < 0 ? KV_FAIL_ERRNO(err, KV_IO, "read '%s'", path.text) : KV_OK;
-    (void)close(fd);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open '%s/%s'", folder->dir, file_name);
+    const struct kv_disk_call size = {.verb = KV_DISK_SIZE, .fd = fd};
+    const struct kv_disk_call read = {
+        .verb = KV_DISK_READ, .fd = fd, .buf = bytes, .bytes = KV_SUPERBLOCK_BYTES};
+    const int64_t there = kv_disk_call(folder->disk, &size);
+    const int64_t got = there < 0 ? -1 : kv_disk_call(folder->disk, &read);
+    kv_status status = KV_OK;
+    if (got < KV_MIN(there, (int64_t)KV_SUPERBLOCK_BYTES))
+        status = KV_FAIL_ERRNO(err, KV_IO, "read '%s/%s'", folder->dir, file_name);
+    kv_disk_close_file(folder->disk, fd);
     return status;
 }
 
-kv_status kv_directory_read(const char *dir, struct kv_superblock *ret_superblock,
-                            uint32_t *ret_damaged, struct kv_error *err)
+/* Without a superblock: a new directory, if nothing else of a store is there. */
+static kv_status judge_absent(struct kv_disk *disk, const char *dir, struct kv_error *err)
 {
-    uint8_t bytes[KV_SUPERBLOCK_BYTES];
+    static const char *const names[] = {"manifest", "ssd"};
+    for (size_t i = 0; i < KV_ARRAY_COUNT(names); i++) {
+        const kv_status status = has_folder(disk, dir, names[i], err);
+        if (status == KV_OK) return refuse_version(dir, 0, err);
+        if (status != KV_MISS) return status;
+    }
+    return KV_MISS;
+}
+
+kv_status kv_directory_read(struct kv_disk *disk, const char *dir,
+                            struct kv_superblock *ret_superblock, uint32_t *ret_damaged,
+                            struct kv_error *err)
+{
+    _Alignas(KV_IO_ALIGN) uint8_t bytes[KV_SUPERBLOCK_BYTES];
     uint32_t version = 0;
-    kv_status status = read_file(dir, bytes, err);
-    if (status == KV_MISS && !has(dir, "manifest") && !has(dir, "ssd")) return KV_MISS;
-    if (status == KV_MISS) return refuse_version(dir, 0, err);
+    struct folder folder;
+    kv_status status = folder_open(disk, dir, &folder, err);
+    if (status != KV_OK) return folder.sys_errno == ENOENT ? KV_MISS : status;
+    status = read_file(&folder, bytes, err);
+    folder_close(&folder);
+    if (status == KV_MISS) return judge_absent(disk, dir, err);
     if (status != KV_OK) return status;
 
     struct kv_superblock superblock;
@@ -101,69 +159,123 @@ kv_status kv_directory_read(const char *dir, struct kv_superblock *ret_superbloc
     return KV_OK;
 }
 
-kv_status kv_directory_sync(const char *dir, struct kv_error *err)
+/* Makes the names in it, and its own, durable. */
+static kv_status sync_names(const struct folder *folder, struct kv_error *err)
 {
-    const struct path paths[] = {path_of(dir, "."), path_of(dir, "..")};
-    for (size_t i = 0; i < KV_ARRAY_COUNT(paths); i++) {
-        const int fd = open(paths[i].text, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        /* The parent may be closed to us: then its owner made our name, long ago. */
-        if (fd < 0 && i > 0) continue;
-        if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open directory '%s'", dir);
-        const kv_status status =
-            fsync(fd) == 0 ? KV_OK : KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", dir);
-        (void)close(fd);
-        if (status != KV_OK) return status;
-    }
-    return KV_OK;
-}
-
-/* Whole and durable, or as before. */
-static kv_status write_file(const char *dir, const struct kv_superblock *superblock,
-                            struct kv_error *err)
-{
-    const struct path fresh = path_of(dir, new_name);
-    uint8_t bytes[KV_SUPERBLOCK_BYTES];
-    kv_superblock_encode(superblock, bytes);
-
-    const int fd = open(fresh.text, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "make '%s'", fresh.text);
-    errno = 0; /* A short write has none of its own. */
+    const struct path up = path_of(folder->dir, "..");
+    struct folder parent;
+    if (folder_call(folder, KV_DISK_SYNC_DIR, NULL, NULL) < 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", folder->dir);
+    /* The parent may be closed to us: then its owner made our name, long ago. */
+    if (folder_open(folder->disk, up.text, &parent, NULL) != KV_OK) return KV_OK;
     kv_status status = KV_OK;
-    if (pwrite(fd, bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes) || fsync(fd) != 0)
-        status = KV_FAIL_ERRNO(err, KV_IO, "write '%s'", fresh.text);
-    (void)close(fd);
-    if (status == KV_OK && rename(fresh.text, path_of(dir, file_name).text) != 0)
-        status = KV_FAIL_ERRNO(err, KV_IO, "rename '%s'", fresh.text);
-    if (status == KV_OK) return kv_directory_sync(dir, err);
-    (void)unlink(fresh.text);
+    if (folder_call(&parent, KV_DISK_SYNC_DIR, NULL, NULL) < 0)
+        status = KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", up.text);
+    folder_close(&parent);
     return status;
 }
 
-static kv_status make(const char *dir, const struct kv_superblock *want,
+/* The new file, whole and flushed. */
+static kv_status write_new(const struct folder *folder, uint8_t bytes[KV_SUPERBLOCK_BYTES],
+                           struct kv_error *err)
+{
+    if (folder_call(folder, KV_DISK_UNLINK, new_name, NULL) < 0 && errno != ENOENT)
+        return KV_FAIL_ERRNO(err, KV_IO, "remove '%s/%s'", folder->dir, new_name);
+    const int fd = (int)folder_call(folder, KV_DISK_CREATE, new_name, NULL);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "make '%s/%s'", folder->dir, new_name);
+    const struct kv_disk_call write = {
+        .verb = KV_DISK_WRITE, .fd = fd, .buf = bytes, .bytes = KV_SUPERBLOCK_BYTES};
+    const struct kv_disk_call sync = {.verb = KV_DISK_SYNC, .fd = fd};
+    kv_status status = KV_OK;
+    errno = 0; /* A short write has none of its own. */
+    if (kv_disk_call(folder->disk, &write) != KV_SUPERBLOCK_BYTES ||
+        kv_disk_call(folder->disk, &sync) < 0)
+        status = KV_FAIL_ERRNO(err, KV_IO, "write '%s/%s'", folder->dir, new_name);
+    kv_disk_close_file(folder->disk, fd);
+    return status;
+}
+
+/* Whole and durable, or as before. */
+static kv_status write_file(struct kv_disk *disk, const char *dir,
+                            const struct kv_superblock *superblock, struct kv_error *err)
+{
+    _Alignas(KV_IO_ALIGN) uint8_t bytes[KV_SUPERBLOCK_BYTES];
+    struct folder folder;
+    kv_status status = folder_open(disk, dir, &folder, err);
+    if (status != KV_OK) return status;
+    kv_superblock_encode(superblock, bytes);
+    status = write_new(&folder, bytes, err);
+    if (status == KV_OK && folder_call(&folder, KV_DISK_RENAME, new_name, file_name) < 0)
+        status = KV_FAIL_ERRNO(err, KV_IO, "rename '%s/%s'", dir, new_name);
+    if (status == KV_OK)
+        status = sync_names(&folder, err);
+    else
+        (void)folder_call(&folder, KV_DISK_UNLINK, new_name, NULL);
+    folder_close(&folder);
+    return status;
+}
+
+static kv_status make(struct kv_disk *disk, const char *dir, const struct kv_superblock *want,
                       struct kv_superblock *ret_superblock, struct kv_error *err)
 {
+    static const struct kv_directory_id none;
     struct kv_superblock superblock = *want;
-    if (getrandom(superblock.id.bytes, sizeof(superblock.id.bytes), 0) !=
-        (ssize_t)sizeof(superblock.id.bytes))
+    if (kv_id_equal(want->id.bytes, none.bytes) &&
+        getrandom(superblock.id.bytes, sizeof(superblock.id.bytes), 0) !=
+            (ssize_t)sizeof(superblock.id.bytes))
         return KV_FAIL_ERRNO(err, KV_IO, "draw an id for state directory '%s'", dir);
-    const kv_status status = write_file(dir, &superblock, err);
+    const kv_status status = write_file(disk, dir, &superblock, err);
     if (status == KV_OK) *ret_superblock = superblock;
+    return status;
+}
+
+/* All names in the folder, each with its zero; *ret_bytes of them.  The caller frees them. */
+static kv_status list_names(struct kv_disk *disk, const char *dir, char **ret_names,
+                            uint64_t *ret_bytes, struct kv_error *err)
+{
+    struct folder folder;
+    kv_status status = folder_open(disk, dir, &folder, err);
+    if (status != KV_OK) return status;
+    char *names = NULL;
+    int64_t got = -1;
+    for (uint64_t room = NAMES_FIRST; got < 0; room *= 2) {
+        char *more = realloc(names, room);
+        if (more == NULL) {
+            status = KV_FAIL(err, KV_NOMEM, "list directory '%s'", dir);
+            break;
+        }
+        names = more;
+        const struct kv_disk_call list = {
+            .verb = KV_DISK_LIST, .fd = folder.fd, .buf = (uint8_t *)names, .bytes = room};
+        got = kv_disk_call(disk, &list);
+        if (got >= 0 || errno == ERANGE) continue;
+        status = KV_FAIL_ERRNO(err, KV_IO, "list directory '%s'", dir);
+        break;
+    }
+    folder_close(&folder);
+    *ret_names = names;
+    *ret_bytes = got < 0 ? 0 : (uint64_t)got;
     return status;
 }
 
 /* Without them nothing is stored, and the shape is still open: a start that found no room for the
  * first one must not tie the next to its settings. */
-static bool has_segments(const char *dir)
+static kv_status has_segments(struct kv_disk *disk, const char *dir, bool *ret_found,
+                              struct kv_error *err)
 {
-    DIR *entries = opendir(path_of(dir, "ssd").text);
-    if (entries == NULL) return errno != ENOENT;
-    bool found = false;
-    for (const struct dirent *entry; !found && (entry = readdir(entries)) != NULL;) {
+    const struct path path = path_of(dir, "ssd");
+    char *names = NULL;
+    uint64_t bytes = 0;
+    *ret_found = false;
+    kv_status status = has_folder(disk, dir, "ssd", err);
+    if (status == KV_MISS) return KV_OK;
+    if (status == KV_OK) status = list_names(disk, path.text, &names, &bytes, err);
+    for (uint64_t at = 0; at < bytes; at += strlen(names + at) + 1) {
         uint32_t number;
-        found = kv_ssd_segment_parse(entry->d_name, &number);
+        *ret_found |= kv_ssd_segment_parse(names + at, &number);
     }
-    (void)closedir(entries);
-    return found;
+    free(names);
+    return status;
 }
 
 static kv_status compare(const char *dir, const struct kv_superblock *found,
@@ -185,24 +297,26 @@ static kv_status compare(const char *dir, const struct kv_superblock *found,
     return KV_OK;
 }
 
-kv_status kv_directory_open(const char *dir, const struct kv_superblock *want,
+kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct kv_superblock *want,
                             struct kv_superblock *ret_superblock, struct kv_error *err)
 {
     struct kv_superblock superblock;
+    struct kv_error other;
     uint32_t damaged = 0;
-    kv_status status = kv_directory_read(dir, &superblock, &damaged, err);
-    if (status == KV_MISS) return make(dir, want, ret_superblock, err);
+    bool bound = true;
+    kv_status status = kv_directory_read(disk, dir, &superblock, &damaged, err);
+    if (status == KV_MISS) return make(disk, dir, want, ret_superblock, err);
     if (status != KV_OK) return status;
-    status = compare(dir, &superblock, want, err);
-    const bool reshape = status != KV_OK && !has_segments(dir);
-    if (reshape) {
+    const kv_status same = compare(dir, &superblock, want, &other);
+    if (same != KV_OK) {
+        status = has_segments(disk, dir, &bound, err);
+        if (status != KV_OK) return status;
+        if (bound) return compare(dir, &superblock, want, err);
         superblock.page_bytes = want->page_bytes;
         superblock.window_tokens = want->window_tokens;
         superblock.segment_bytes = want->segment_bytes;
-    } else if (status != KV_OK) {
-        return status;
     }
-    if (reshape || damaged > 0) status = write_file(dir, &superblock, err);
+    if (same != KV_OK || damaged > 0) status = write_file(disk, dir, &superblock, err);
     if (status == KV_OK) *ret_superblock = superblock;
     return status;
 }

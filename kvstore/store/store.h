@@ -4,7 +4,9 @@
  * The store: index, tiers and manifest behind one object.  Owned by: shard (opened and closed by
  * the main thread while the shard does not run).
  *
- * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> acknowledged.
+ * Order of a save: pages written -> flushed -> recorded in the manifest, synced -> noted in the
+ * file `acknowledged` -> acknowledged.
+ *
  * Order of a removal: record deleted, synced -> space reused.  Whatever has no record after a
  * restart is free space; there is no repair.
  */
@@ -25,7 +27,8 @@
 
 struct kv_store_options {
     const char *dir;                 /* State directory: exists; ssd/ is made inside. */
-    struct kv_superblock superblock; /* Filled in by kv_store_directory(). */
+    struct kv_superblock superblock; /* Filled in by kv_store_directory(); an id here is the one a
+                                        new directory gets, zeros: a random one. */
     const struct kv_layout *layout;
     struct kv_digest model;
     uint64_t kernels;      /* Family of the engine (format/kernels.h). */
@@ -34,7 +37,7 @@ struct kv_store_options {
     struct kv_log *log;
     struct kv_disk *disk;
     struct kv_manifest *manifest; /* Open; outlives the store. */
-    struct kv_mailbox *mailbox; /* The shard's: manifest answers come here. */
+    struct kv_mailbox *mailbox;   /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
     uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
@@ -43,12 +46,19 @@ struct kv_store_options {
 
 struct kv_store_recovery {
     uint64_t checkpoints, dropped, sessions, pages, bytes;
+    uint64_t lost_batches; /* Acknowledged before this start, and not in the manifest any more. */
     uint64_t duration_ns;
 };
 
 struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
+    uint64_t unread_pages; /* Reads that failed; the pages stay. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
+    uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
+};
+
+struct kv_batches {
+    struct kv_batch *first, *last;
 };
 
 struct kv_store {
@@ -61,13 +71,16 @@ struct kv_store {
     struct kv_manifest *manifest;
     struct kv_store_recovery recovery;
     struct kv_store_counters counters;
-    uint64_t generation;   /* Last one given out. */
-    uint64_t touch_seq;    /* For LRU of loaded sessions. */
-    struct kv_batch *dead; /* Removals waiting for kv_store_tick(). */
-    uint64_t checkpoints;  /* With a durable record, loaded or not. */
-    uint32_t operations;   /* Batches, loads, reads and writes in flight. */
-    uint32_t removals;     /* Of these, batches that delete records. */
-    bool unloading;        /* Pages that go now leave memory only. */
+    uint64_t generation;                /* Last one given out. */
+    uint64_t touch_seq;                 /* For LRU of loaded sessions. */
+    uint64_t commit;                    /* Number of the last batch posted. */
+    struct kv_note *note;               /* store_note.c; NULL: nothing can be noted. */
+    struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
+    struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
+    uint64_t checkpoints;               /* With a durable record, loaded or not. */
+    uint32_t operations;                /* Batches, loads, reads and writes in flight. */
+    uint32_t removals;                  /* Of these, batches that delete records. */
+    bool unloading;                     /* Pages that go now leave memory only. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
@@ -84,7 +97,8 @@ uint64_t kv_store_now_ms(const struct kv_store *store);
 uint64_t kv_store_now_ns(const struct kv_store *store); /* Pool clock. */
 uint64_t kv_store_next_generation(struct kv_store *store);
 
-/* Posts pending removals, expires pool images.  Once a loop turn. */
+/* Posts pending removals, tells owners of batches, expires pool images.  Once a loop turn, after
+ * the mailbox ran. */
 void kv_store_tick(struct kv_store *store);
 
 /* ---- store_batch.c: records ---- */
@@ -126,7 +140,8 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session);
 
 /* Brings page objects into memory.  Arrays belong to the caller and stay until done.
  * Results per page: slot pinned (KV_HBM_SLOT_NONE: could not be read), fresh (read now, to be
- * verified with kv_store_page_check before anybody else may see it). */
+ * verified with kv_store_read_check before anybody else may see it; without a slot: the read
+ * failed, and may succeed another time). */
 struct kv_read {
     uint32_t count;
     const uint32_t *pages;
@@ -143,12 +158,13 @@ struct kv_read {
  * inside this call; KV_MISS: everything was in memory, slots are filled, done will not run. */
 kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read) KV_MUST_CHECK;
 
-/* Compares a page in a slot with what the index says and, if ids is given, its tokens with
- * ids[0..).  A fresh page that agrees becomes the object's cached copy.  KV_CORRUPT otherwise
- * (counted and logged). */
-kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
-                              const struct kv_digest *chain, const uint32_t *ids,
-                              uint32_t id_count) KV_MUST_CHECK;
+/* Page i of a finished read, compared with what the index says and, if ids is given, its tokens
+ * with ids[0..).  A fresh page that agrees becomes the object's cached copy.  Counted and logged:
+ * KV_CORRUPT: its bytes are wrong, or the file ends before it; what lists it is to be dropped.
+ * KV_IO: it could not be read this time, and stays listed: a passing error must not forget what was
+ * acknowledged. */
+kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const struct kv_digest *chain,
+                              const uint32_t *ids, uint32_t id_count) KV_MUST_CHECK;
 
 /* Removes every node of the session that lists the page, with all below it. */
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,

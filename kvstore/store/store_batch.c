@@ -4,6 +4,10 @@
  * A batch copies every key and value, so its callers may change the objects at once.  SSD pages
  * named by kv_batch_free_ssd are given back only when the batch is durable: space is never reused
  * while a record still points to it.
+ *
+ * Every batch has a number, in a record of its own ("C").  What the writer answered is noted in the
+ * file `acknowledged` before anybody is told (store_note.c), one note for all that were answered
+ * since the last one.
  */
 
 #include "kvstore/base/bytes.h"
@@ -15,6 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PUTS_FIRST 16u /* The first is the batch's number. */
+
 struct kv_batch {
     struct kv_manifest_batch manifest;
     struct kv_store *store;
@@ -25,19 +31,36 @@ struct kv_batch {
     bool removes; /* Holds a deletion. */
     kv_batch_done_fn *done;
     void *context;
+    uint64_t number;
+    uint8_t commit_key[KV_RECORD_KEY_MAX], commit_value[KV_RECORD_COMMIT_BYTES];
+    struct kv_batch *next;
 };
 
 struct kv_batch *kv_batch_create(struct kv_store *store)
 {
     struct kv_batch *batch = calloc(1, sizeof(*batch));
-    if (batch != NULL) batch->store = store;
+    struct kv_manifest_put *puts = malloc(PUTS_FIRST * sizeof(*puts));
+    if (batch == NULL || puts == NULL) {
+        free(batch);
+        free(puts);
+        return NULL;
+    }
+    batch->store = store;
+    batch->puts = puts;
+    batch->put_capacity = PUTS_FIRST;
+    puts[batch->put_count++] = (struct kv_manifest_put){
+        .key = batch->commit_key,
+        .key_bytes = kv_key_commit(batch->commit_key),
+        .value = batch->commit_value, /* When it is posted. */
+        .value_bytes = sizeof(batch->commit_value),
+    };
     return batch;
 }
 
 void kv_batch_discard(struct kv_batch *batch)
 {
     if (batch == NULL) return;
-    for (uint32_t i = 0; i < batch->put_count; i++)
+    for (uint32_t i = 1; i < batch->put_count; i++)
         free((void *)(uintptr_t)batch->puts[i].key); /* One block holds key and value. */
     free(batch->puts);
     free(batch->freed);
@@ -54,7 +77,7 @@ static kv_status batch_put(struct kv_batch *batch, const uint8_t *key, uint32_t 
                            const uint8_t *value, uint32_t value_bytes)
 {
     if (batch->put_count == batch->put_capacity) {
-        const uint32_t capacity = batch->put_capacity == 0 ? 16 : 2 * batch->put_capacity;
+        const uint32_t capacity = 2 * batch->put_capacity;
         struct kv_manifest_put *puts = realloc(batch->puts, capacity * sizeof(*puts));
         if (puts == NULL) return KV_NOMEM;
         batch->puts = puts;
@@ -195,9 +218,8 @@ kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
     return KV_OK;
 }
 
-static void batch_done(struct kv_msg *msg)
+static void batch_tell(struct kv_batch *batch)
 {
-    struct kv_batch *batch = KV_CONTAINER_OF(msg, struct kv_batch, manifest.msg);
     struct kv_store *store = batch->store;
     const kv_status status = batch->manifest.status;
     if (status == KV_OK) {
@@ -212,6 +234,60 @@ static void batch_done(struct kv_msg *msg)
     if (batch->removes) store->removals--;
     if (batch->done != NULL) batch->done(batch->context, status);
     kv_batch_discard(batch);
+}
+
+static void tell_noted(struct kv_store *store)
+{
+    struct kv_batch *batch = store->noting.first;
+    store->noting = (struct kv_batches){0};
+    while (batch != NULL) {
+        struct kv_batch *next = batch->next;
+        batch_tell(batch);
+        batch = next;
+    }
+}
+
+void kv_store_tell(struct kv_store *store)
+{
+    uint64_t number = 0;
+    if (store->answered.first == NULL || store->noting.first != NULL) return;
+    store->noting = store->answered;
+    store->answered = (struct kv_batches){0};
+    for (const struct kv_batch *batch = store->noting.first; batch != NULL; batch = batch->next)
+        if (batch->manifest.status == KV_OK) number = batch->number;
+    if (number == 0 || !kv_note_start(store, number, tell_noted)) tell_noted(store);
+}
+
+static void batch_answered(struct kv_msg *msg)
+{
+    struct kv_batch *batch = KV_CONTAINER_OF(msg, struct kv_batch, manifest.msg);
+    struct kv_batches *answered = &batch->store->answered;
+    batch->next = NULL;
+    if (answered->first == NULL)
+        answered->first = batch;
+    else
+        answered->last->next = batch;
+    answered->last = batch;
+}
+
+static void number_next(struct kv_store *store, uint8_t value[KV_RECORD_COMMIT_BYTES])
+{
+    const struct kv_record_commit record = {.number = ++store->commit};
+    (void)kv_record_commit_encode(&record, value);
+}
+
+kv_status kv_store_commit_now(struct kv_store *store, const struct kv_manifest_put *puts,
+                              uint32_t put_count, struct kv_error *err)
+{
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_COMMIT_BYTES];
+    struct kv_manifest_put *all = malloc((put_count + 1u) * sizeof(*all));
+    if (all == NULL) return KV_FAIL(err, KV_NOMEM, "write %u records", put_count);
+    number_next(store, value);
+    all[0] = (struct kv_manifest_put){key, kv_key_commit(key), value, sizeof(value)};
+    if (put_count > 0) memcpy(all + 1, puts, put_count * sizeof(*all));
+    const kv_status status = kv_manifest_write_now(store->manifest, all, put_count + 1, err);
+    free(all);
+    return status;
 }
 
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context)
@@ -230,7 +306,9 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
     if (batch->removes) store->removals++;
     batch->done = done;
     batch->context = context;
-    batch->manifest.msg.run = batch_done;
+    number_next(store, batch->commit_value);
+    batch->number = store->commit;
+    batch->manifest.msg.run = batch_answered;
     batch->manifest.reply = batch->store->options.mailbox;
     batch->manifest.puts = batch->puts;
     batch->manifest.put_count = batch->put_count;

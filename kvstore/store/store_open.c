@@ -93,6 +93,17 @@ static kv_status visit_store(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
+static kv_status visit_commit(void *context, const struct kv_manifest_put *put)
+{
+    struct store_visit *visit = context;
+    struct kv_record_commit record;
+    if (kv_record_commit_decode(put->value, put->value_bytes, &record) != KV_OK)
+        return KV_FAIL(visit->err, KV_CORRUPT, "state directory '%s': commit record is damaged",
+                       visit->store->options.dir);
+    visit->store->commit = record.number;
+    return KV_OK;
+}
+
 static kv_status visit_user(void *context, const struct kv_manifest_put *put)
 {
     struct store_visit *visit = context;
@@ -181,6 +192,7 @@ static struct kv_ssd_options ssd_options(const struct kv_store_options *options,
 kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err)
 {
     const struct kv_superblock want = {
+        .id = options->superblock.id,
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
         .segment_bytes = options->segment_bytes,
@@ -190,7 +202,30 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
     const struct kv_ssd_options ssd = ssd_options(options, options->dir);
     const kv_status status = kv_ssd_check(&ssd, err);
     if (status != KV_OK) return status;
-    return kv_directory_open(options->dir, &want, &options->superblock, err);
+    return kv_directory_open(options->disk, options->dir, &want, &options->superblock, err);
+}
+
+/* The manifest stops reading its log at a damaged record, and what came behind it is as if it had
+ * never been.  Here that is noticed: fewer batches are there than were acknowledged.  Numbers go on
+ * behind the higher of the two, so that it is told once. */
+static kv_status find_lost(struct kv_store *store, struct store_visit *visit, struct kv_error *err)
+{
+    uint8_t key[KV_RECORD_KEY_MAX];
+    const uint32_t key_bytes = kv_key_commit(key);
+    const uint64_t noted = kv_note_open(store);
+    const kv_status status =
+        kv_manifest_scan_now(store->manifest, key, key_bytes, visit_commit, visit, err);
+    if (status != KV_OK || store->commit >= noted) return status;
+    store->recovery.lost_batches = noted - store->commit;
+    kv_log(store->options.log, KV_LOG_ERROR, "records_lost",
+           "batches=%llu found=%llu acknowledged=%llu text=\"'%s/manifest' lacks the last %llu "
+           "batches of records that were acknowledged: their checkpoints and deletions are "
+           "forgotten, the rest is served; see docs/operations.md\"",
+           (unsigned long long)store->recovery.lost_batches, (unsigned long long)store->commit,
+           (unsigned long long)noted, store->options.dir,
+           (unsigned long long)store->recovery.lost_batches);
+    store->commit = noted;
+    return KV_OK;
 }
 
 /* Reads the store record and counts this start: generations of different runs never meet. */
@@ -207,13 +242,17 @@ static kv_status begin_run(struct kv_store *store, struct kv_error *err)
         return KV_FAIL(err, KV_INVALID,
                        "'%s/manifest' belongs to another state directory: put this one's own back",
                        store->options.dir);
+    status = find_lost(store, &visit, err);
+    if (status != KV_OK) return status;
     visit.record.directory = store->options.superblock.id;
     visit.record.model = store->options.model;
     visit.record.boots++;
     store->generation = visit.record.boots << 32;
     const struct kv_manifest_put put = {key, key_bytes, value,
                                         kv_record_store_encode(&visit.record, value)};
-    return kv_manifest_write_now(store->manifest, &put, 1, err);
+    status = kv_store_commit_now(store, &put, 1, err);
+    if (status == KV_OK) kv_note_first(store, store->commit);
+    return status;
 }
 
 static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
@@ -278,6 +317,7 @@ void kv_store_close(struct kv_store *store)
     if (store == NULL) return;
     assert(store->operations == 0);
     kv_batch_discard(store->dead);
+    kv_note_close(store);
     kv_ssd_close(store->ssd);
     kv_pool_destroy(store->pool);
     kv_hbm_destroy(store->hbm);
@@ -287,6 +327,7 @@ void kv_store_close(struct kv_store *store)
 
 void kv_store_tick(struct kv_store *store)
 {
+    kv_store_tell(store);
     if (store->dead != NULL) {
         struct kv_batch *dead = store->dead;
         store->dead = NULL;

@@ -1,9 +1,11 @@
 /*
  * Pages into memory, and what is done when they are not what the index says.
  *
- * A page is trusted only after kv_store_page_check(): header, checksum and token ids.  Until then
- * nobody but its reader knows the slot.  A page that fails is dropped with every checkpoint that
- * needs it; the caller plans again with what is left, so damage costs computing, never an error.
+ * A page is trusted only after kv_store_read_check(): header, checksum and token ids.  Until then
+ * nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with every
+ * checkpoint that needs it; the caller plans again with what is left, so damage costs computing,
+ * never an error.  A read that failed says nothing of the bytes: this caller goes on without them,
+ * and they stay for the next one.
  */
 
 #include "kvstore/base/bytes.h"
@@ -65,7 +67,11 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
                object->ssd_page, ssd_op->disk_op.sys_errno);
         kv_hbm_unpin(store->hbm, *slot);
         *slot = KV_HBM_SLOT_NONE;
-        read->fresh[op->at] = false;
+        read->fresh[op->at] = ssd_op->disk_op.sys_errno != 0; /* 0: the file is short. */
+        if (read->fresh[op->at])
+            store->counters.unread_pages++;
+        else
+            store->counters.missing_pages++;
     }
     kv_index_page_unref(store->index, page);
     read_settle(read);
@@ -128,8 +134,8 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
     return KV_OK;
 }
 
-kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
-                              const struct kv_digest *chain, const uint32_t *ids, uint32_t id_count)
+static kv_status page_check(struct kv_store *store, uint32_t page, uint32_t slot, bool fresh,
+                            const struct kv_digest *chain, const uint32_t *ids, uint32_t id_count)
 {
     struct kv_page *object = kv_index_page(store->index, page);
     const uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
@@ -167,6 +173,14 @@ kv_status kv_store_page_check(struct kv_store *store, uint32_t page, uint32_t sl
         kv_hbm_set_owner(store->hbm, slot, page);
     }
     return KV_OK;
+}
+
+kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const struct kv_digest *chain,
+                              const uint32_t *ids, uint32_t id_count)
+{
+    if (read->slots[i] == KV_HBM_SLOT_NONE) return read->fresh[i] ? KV_IO : KV_CORRUPT;
+    return page_check(read->store, read->pages[i], read->slots[i], read->fresh[i], chain, ids,
+                      id_count);
 }
 
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)

@@ -108,8 +108,7 @@ static kv_status delete_keys(struct lost *lost, struct kv_error *err)
     for (uint32_t i = 0; i < lost->key_count; i++)
         puts[i] =
             (struct kv_manifest_put){.key = lost->keys[i].bytes, .key_bytes = lost->keys[i].count};
-    const kv_status status =
-        kv_manifest_write_now(lost->store->manifest, puts, lost->key_count, err);
+    const kv_status status = kv_store_commit_now(lost->store, puts, lost->key_count, err);
     free(puts);
     return status;
 }

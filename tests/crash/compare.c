@@ -293,6 +293,10 @@ void cr_compare_users(struct cr_run *run)
         return;
     }
     run->counts.dropped += stats.dropped;
+    if (stats.lost_batches > 0)
+        cr_fail(&run->writers[0], CR_LOST, NULL, NULL,
+                "%llu acknowledged batches are lost, it says",
+                (unsigned long long)stats.lost_batches);
     if (stats.wrong_bytes > 0)
         cr_fail(&run->writers[0], CR_WRONG, NULL, NULL, "%llu bytes came back different",
                 (unsigned long long)stats.wrong_bytes);

@@ -15,7 +15,7 @@ struct cr_options {
     uint32_t first, count;
     const char *plant; /* NULL: none; else the daemon is cached-test. */
     const char *dir;   /* Where state goes; NULL: /tmp. */
-    bool expect_loss, verbose, keep, strict;
+    bool expect_loss, verbose, keep;
 };
 
 /* How a fault comes.  NULL functions: kill -9, on a directory of the scratch. */

@@ -315,6 +315,9 @@ bool ex_call_stats(struct client *client, struct ex_stats *ret_stats, char *why)
         .page_bytes = (uint32_t)answer->page_bytes,
         .image_bytes = (uint32_t)answer->image_bytes,
     };
+    for (size_t i = 0; i < answer->n_counters; i++)
+        if (strcmp(answer->counters[i]->name, "cached_lost_batches") == 0)
+            ret_stats->lost_batches = (uint64_t)answer->counters[i]->value;
     client_free(answer);
     return true;
 }

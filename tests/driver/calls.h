@@ -114,7 +114,7 @@ struct ex_list {
 };
 
 struct ex_stats {
-    uint64_t wrong_bytes, recovered, dropped, checkpoints;
+    uint64_t wrong_bytes, recovered, dropped, checkpoints, lost_batches;
     uint32_t page_bytes, image_bytes;
 };
 

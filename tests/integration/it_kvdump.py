@@ -4,6 +4,7 @@ What is expected comes from tests/integration/state_files.py, which reads a dire
 of docs/format.md.  A daemon started on the same damage computes again what is hurt, and only that.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -244,6 +245,19 @@ def a_running_daemon_keeps_its_directory():
         code, out, err = kvdump(command, box.state)
         equal((code, out), (5, ""), f"{command}: exit code and stdout")
         check(f"pid {box.process.pid}" in err and err.count("\n") == 1, f"{command}: {err!r}")
+    box.stop()
+
+
+@case
+def a_reader_keeps_its_directory():
+    """The daemon says who reads it, and starts when that is over."""
+    box, _, _ = made()
+    with open(os.path.join(box.state, "lock"), "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        code, said = box.refused()
+        check(code == 2 and f"kvdump (pid {os.getpid()}) reads the state directory" in said,
+              f"with a reader: {code} {said!r}")
+    box.start()
     box.stop()
 
 
@@ -621,6 +635,41 @@ def damaged_records():
     check(code == 2 and "belongs to another state directory" in said, f"the daemon: {said!r}")
     state.put(b"M", store)
     verify_ok(box.state, "records put back")
+
+
+@case
+def acknowledged_batches():
+    """The file beside the manifest: whole, one slot rotten, both, another's, ahead of the manifest."""
+    box, _, _ = made()
+    path = os.path.join(box.state, "acknowledged")
+    with open(path, "rb") as f:
+        slots = f.read()
+    numbers = [struct.unpack_from("<Q", slots, at + 32)[0] for at in (0, 4096)]
+    state = State(box.state)
+    batches, = struct.unpack_from("<Q", state.records[b"C"], 1)
+    equal((len(slots), max(numbers)), (8192, batches), "bytes, and the last batch noted")
+    code, out, _ = kvdump("print", "--json", box.state)
+    said = json.loads(out)
+    equal((code, said["batches"], said["batches_acknowledged"]), (0, batches, batches), "print")
+
+    def slot(number, directory=state.id):
+        return sealed(slots[:16] + directory + struct.pack("<Q", number) + slots[40:4096])
+
+    overwrite(path, 4096 * numbers.index(max(numbers)) + 33, b"\x77")
+    verify_ok(box.state, "one slot torn")
+    overwrite(path, 0, bytes(b ^ 1 for b in slots))
+    verify_damage(box.state, ["acknowledged: damaged; the next start of a daemon writes it anew"],
+                  "both slots")
+    overwrite(path, 0, slot(1, bytes(16)) + slot(2, bytes(16)))
+    verify_damage(box.state, ["acknowledged: belongs to another state directory"], "another's")
+    overwrite(path, 0, slot(batches + 7) + slot(batches + 6))
+    verify_damage(box.state, [f"manifest: lacks the last 7 batches of records: {batches + 7} were "
+                              f"acknowledged, it holds {batches}"], "ahead")
+    os.unlink(path)
+    verify_ok(box.state, "without the file")
+    with open(path, "wb") as f:
+        f.write(slots)
+    verify_ok(box.state, "as it was")
 
 
 @case

@@ -42,15 +42,13 @@ static enum outcome page_outcome(struct world *world, const struct work_point *p
 {
     const uint32_t slot = read->slots[k];
     const uint32_t count = KV_MIN(KV_PAGE_TOKENS, point->tokens - k * KV_PAGE_TOKENS);
-    if (slot == KV_HBM_SLOT_NONE) return OUTCOME_TORN;
     enum outcome outcome = OUTCOME_TORN;
-    if (kv_store_page_check(world->store, read->pages[k], slot, read->fresh[k], &chain[k], NULL,
-                            0) == KV_OK)
+    if (kv_store_read_check(read, k, &chain[k], NULL, 0) == KV_OK)
         outcome = content_matches(&world->layout, point->session, point->life, k, count,
                                   kv_hbm_bytes(world->store->hbm, slot))
                       ? OUTCOME_RIGHT
                       : OUTCOME_WRONG;
-    kv_hbm_unpin(world->store->hbm, slot);
+    if (slot != KV_HBM_SLOT_NONE) kv_hbm_unpin(world->store->hbm, slot);
     return outcome;
 }
 
@@ -146,12 +144,22 @@ void check_store(struct check *check, const struct work *work, struct kv_disk *d
     struct kv_error err = {0};
     bool *right = calloc(WORK_POINTS_MAX, sizeof(*right));
     assert(right != NULL);
-    if (world_open(&world, disk, manifest, work->options.dir, &err) != KV_OK) {
+    const kv_status status = world_open(&world, disk, manifest, work->options.dir, &err);
+    if (status == KV_CORRUPT && lying) { /* The superblock, whose second copy is as old. */
+        free(right);
+        return;
+    }
+    if (status != KV_OK) {
         note(check, &check->unopened, "the store does not open: %s", err.text);
         check_promises(check, work, tick, lying, right);
         free(right);
         return;
     }
+    const uint64_t lost_batches = world.store->recovery.lost_batches;
+    check->lost_batches += lost_batches;
+    if (lost_batches > 0 && !lying)
+        note(check, &check->alarms, "it says that %llu acknowledged batches are lost",
+             (unsigned long long)lost_batches);
     for (uint32_t s = 0; s < CONTENT_SESSIONS; s++)
         check_session(check, work, &world, s, tick, lying, right);
     const bool settled = world_settle(&world);
@@ -169,5 +177,5 @@ void check_store(struct check *check, const struct work *work, struct kv_disk *d
 uint64_t check_failures(const struct check *check)
 {
     return check->lost + check->torn + check->wrong + check->undead + check->uneven +
-           check->unopened;
+           check->unopened + check->alarms;
 }

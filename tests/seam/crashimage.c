@@ -8,14 +8,18 @@
  * (image.h) and a store is opened on each, in this process, twice: what the first start repairs the
  * second must find right.  Every fifth image is of a disk that lies besides: it lost, tore, swapped
  * or changed a page it had flushed; then no wrong byte may be given back.  Every 50th is written to
- * real files, with a real RocksDB.  An image depends on seed and number alone, so --case builds
- * that one again.
+ * real files, with a real RocksDB.  Every tenth honest one lacks batches that `acknowledged` knows
+ * of; then the store must say how many, once.  An image depends on seed and number alone, so --case
+ * builds that one again.
  *
  * usage: crashimage [--images N] [--seed S] [--plant NAME] [--expect-loss]
  *        crashimage --first K --count N ..., crashimage --case K ...
  */
 
+#include "kvstore/base/bytes.h"
 #include "kvstore/base/clock.h"
+#include "kvstore/format/acknowledged.h"
+#include "kvstore/format/manifest_record.h"
 #include "tests/seam/check.h"
 #include "tests/seam/image.h"
 #include "tests/seam/mem_disk.h"
@@ -27,18 +31,20 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define IMAGES_PER_PAIR 50u /* Half of them of each run. */
 #define ROUNDS 40u
 #define LYING_EVERY 5u
 #define REAL_EVERY 50u
+#define CUT_EVERY 10u /* Of these, number 3. */
 #define FAULT_EVERY 3u
 #define FAULT_CALLS 250u /* One of the first. */
 #define TOLD_MAX 5u
 
 struct totals {
     struct check check;
-    uint64_t images, runs, failures, lying, real, faults, refused_lying;
+    uint64_t images, runs, failures, lying, real, faults, refused_lying, cut;
 };
 
 static void tell(struct totals *totals, uint64_t number, const struct image *image, uint64_t ticks,
@@ -63,6 +69,7 @@ static void add(struct check *sum, const struct check *check)
     sum->refused += check->refused;
     sum->uneven += check->uneven;
     sum->unopened += check->unopened;
+    sum->alarms += check->alarms;
 }
 
 static void check_twice(struct check *check, const struct work *work, struct kv_disk *disk,
@@ -91,6 +98,69 @@ static void check_real(struct check *check, const struct work *work,
     real_close(&real);
 }
 
+/* ---- records that are gone ---- */
+
+static uint64_t noted_in(struct kv_disk *disk)
+{
+    struct mem_disk_file file;
+    struct kv_acknowledged found = {.number = 0};
+    uint8_t bytes[KV_ACKNOWLEDGED_BYTES] = {0};
+    uint32_t slot, damaged;
+    for (uint32_t i = 0; mem_disk_file(disk, i, &file); i++) {
+        if (strcmp(file.name, KV_ACKNOWLEDGED_NAME) != 0 || file.size == 0) continue;
+        memcpy(bytes, file.bytes, KV_MIN(file.size, sizeof(bytes)));
+        if (kv_acknowledged_decode(bytes, &found, &slot, &damaged) != KV_OK) return 0;
+    }
+    return found.number;
+}
+
+/* Number of the last of the recorder's first `count` batches. */
+static uint64_t number_of(const struct recorder *recorder, uint32_t count)
+{
+    struct kv_record_commit record = {.number = 0};
+    for (uint32_t i = 0; count > 0; i++) {
+        const struct record_event *event = &recorder->events[i];
+        if (event->kind != RECORD_BATCH) continue;
+        count--;
+        for (uint32_t j = 0; j < event->put_count; j++) {
+            const struct kv_manifest_put *put = &event->puts[j];
+            if (put->key_bytes != 1 || put->key[0] != 'C') continue;
+            const kv_status status = kv_record_commit_decode(put->value, put->value_bytes, &record);
+            assert(status == KV_OK);
+        }
+    }
+    return record.number;
+}
+
+/* Takes batches away until some are missing that were noted; how many are.  0: none was noted. */
+static uint64_t cut(const struct recorder *recorder, struct image *image, struct ex_random *random)
+{
+    const uint64_t noted = noted_in(image->disk);
+    uint32_t most = image->batches;
+    while (most > 0 && number_of(recorder, most) >= noted)
+        most--;
+    if (noted == 0) return 0;
+    image->batches = ex_random_below(random, most + 1);
+    return noted - number_of(recorder, image->batches);
+}
+
+/* The store says of it what is missing, once.  What it forgot it may give back. */
+static void check_cut(struct check *check, const struct work *work, struct kv_disk *disk,
+                      struct kv_manifest *manifest, uint64_t tick, uint64_t missing)
+{
+    struct check first = {0}, again = {0};
+    check_store(&first, work, disk, manifest, tick, true);
+    check_store(&again, work, disk, manifest, tick, true);
+    first.undead = again.undead = 0;
+    *check = check_failures(&first) > 0 ? first : again;
+    if (first.lost_batches == missing && again.lost_batches == 0) return;
+    check->alarms++;
+    (void)snprintf(check->first, sizeof(check->first),
+                   "%llu acknowledged batches are missing, and it says %llu, then %llu",
+                   (unsigned long long)missing, (unsigned long long)first.lost_batches,
+                   (unsigned long long)again.lost_batches);
+}
+
 /* At a moment from tick `from` on. */
 static void run_image(const struct options *options, uint64_t number, const struct work *work,
                       const struct recorder *recorder, uint64_t from, struct totals *totals)
@@ -104,6 +174,8 @@ static void run_image(const struct options *options, uint64_t number, const stru
     struct check check = {0};
     image_build(recorder, tick, lie, STACK_DIR, &random, &image);
     const bool lying = image.lie != IMAGE_HONEST;
+    const uint64_t missing = number % CUT_EVERY == 3 ? cut(recorder, &image, &random) : 0;
+    totals->cut += missing > 0;
     if (number % REAL_EVERY == REAL_EVERY - 1) {
         check_real(&check, work, recorder, &image, lying);
         totals->real++;
@@ -111,7 +183,10 @@ static void run_image(const struct options *options, uint64_t number, const stru
         struct kv_manifest *manifest = mem_manifest_create();
         const kv_status status = image_manifest(recorder, &image, manifest);
         assert(status == KV_OK);
-        check_twice(&check, work, image.disk, manifest, tick, lying);
+        if (missing > 0)
+            check_cut(&check, work, image.disk, manifest, tick, missing);
+        else
+            check_twice(&check, work, image.disk, manifest, tick, lying);
         kv_manifest_close(manifest);
     }
     kv_disk_destroy(image.disk);
@@ -199,8 +274,8 @@ static uint64_t judge_totals(const struct options *options, const struct totals 
         failures++;
     }
     if (totals->images >= 100 && (totals->lying == 0 || totals->refused_lying == 0 ||
-                                  totals->real == 0 || totals->faults == 0)) {
-        (void)printf("no lie was met, no file was real, or no fault fired\n");
+                                  totals->real == 0 || totals->faults == 0 || totals->cut == 0)) {
+        (void)printf("no lie was met, no file was real, no record was gone, or no fault fired\n");
         failures++;
     }
     return failures;
@@ -219,17 +294,17 @@ int main(int argc, char **argv)
         run_pair(&options, pair, &totals);
     const struct check *check = &totals.check;
     (void)printf("%llu runs, %llu faults fired, %llu lying disks with %llu pages refused, %llu on "
-                 "real files, %.1f s\n",
+                 "real files, %llu without noted records, %.1f s\n",
                  (unsigned long long)totals.runs, (unsigned long long)totals.faults,
                  (unsigned long long)totals.lying, (unsigned long long)totals.refused_lying,
-                 (unsigned long long)totals.real,
+                 (unsigned long long)totals.real, (unsigned long long)totals.cut,
                  (double)(kv_clock_stopwatch_ns() - begun_ns) / 1e9);
     (void)printf("%llu images, %llu acknowledged, %llu found, %llu lost, %llu torn, %llu wrong, "
-                 "%llu undead, %llu uneven, %llu unopened\n",
+                 "%llu undead, %llu uneven, %llu unopened, %llu alarms wrong\n",
                  (unsigned long long)totals.images, (unsigned long long)check->acknowledged,
                  (unsigned long long)check->found, (unsigned long long)check->lost,
                  (unsigned long long)check->torn, (unsigned long long)check->wrong,
                  (unsigned long long)check->undead, (unsigned long long)check->uneven,
-                 (unsigned long long)check->unopened);
+                 (unsigned long long)check->unopened, (unsigned long long)check->alarms);
     return options_exit(&options, judge_totals(&options, &totals));
 }

@@ -10,6 +10,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/disk_queue.h"
+#include "kvstore/format/acknowledged.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ struct disk {
     struct faulty *faulty;
     struct kv_disk *inner;
     struct kv_disk_queue owed; /* Results stand in the ops. */
+    int notes_fd;              /* Of the file `acknowledged`. */
 };
 
 struct manifest {
@@ -186,7 +188,7 @@ static void faulty_start(struct kv_disk *base, struct kv_disk_op *op)
     const bool fire = fires(faulty, call->verb, call->bytes);
     if (fire) {
         faulty->fired_sync |= call->verb == KV_DISK_SYNC;
-        faulty->fired_write |= call->verb == KV_DISK_WRITE;
+        faulty->fired_write |= call->verb == KV_DISK_WRITE && call->fd != disk->notes_fd;
         op->result = faulty->fault >= FAULT_DROP ? lie(disk, call) : fail_call(disk, call);
         kv_disk_queue_push(&disk->owed, op);
     }
@@ -214,8 +216,12 @@ static int64_t faulty_passed(struct kv_disk *base, struct kv_disk_op *op, int64_
 static int64_t faulty_call(struct kv_disk *base, const struct kv_disk_call *call)
 {
     struct disk *disk = disk_of(base);
-    if (!fires(disk->faulty, call->verb, call->bytes))
-        return disk->inner->ops->call(disk->inner, call);
+    if (!fires(disk->faulty, call->verb, call->bytes)) {
+        const int64_t result = disk->inner->ops->call(disk->inner, call);
+        const bool opens = call->verb == KV_DISK_OPEN || call->verb == KV_DISK_CREATE;
+        if (opens && strcmp(call->name, KV_ACKNOWLEDGED_NAME) == 0) disk->notes_fd = (int)result;
+        return result;
+    }
     return disk->faulty->fault >= FAULT_DROP ? lie(disk, call) : fail_call(disk, call);
 }
 
@@ -239,6 +245,7 @@ struct kv_disk *faulty_disk(struct faulty *faulty, struct kv_disk *inner)
     disk->disk.ops = &disk_ops;
     disk->faulty = faulty;
     disk->inner = inner;
+    disk->notes_fd = -1;
     faulty->state = must(calloc(1, sizeof(*faulty->state)));
     return &disk->disk;
 }

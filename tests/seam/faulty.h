@@ -41,7 +41,7 @@ struct faulty {
     uint64_t calls;              /* Tries of the disk and batches of the manifest. */
     uint64_t fired[FAULT_COUNT]; /* Calls that really failed, or lied. */
     bool fired_sync;             /* One was the SYNC of an op. */
-    bool fired_write;            /* One was the WRITE of an op. */
+    bool fired_write;            /* One was the WRITE of an op, not of a note. */
     bool fired_batch;
     int fired_call;       /* Verb of the last one; KV_DISK_VERB_COUNT: a batch. */
     bool manifest_failed; /* Later batches fail too, until the test says it was reopened. */

@@ -84,6 +84,23 @@ static bool has_name(const struct build *build, uint32_t file)
     return true;
 }
 
+/* The old one, or the new one: both are never there, nor neither. */
+static const char *name_of(const struct build *build, uint32_t file)
+{
+    const struct recorder *recorder = build->recorder;
+    const char *name = recorder->files[file].name;
+    for (uint32_t i = 0; i < recorder->event_count; i++) {
+        const struct record_event *event = &recorder->events[i];
+        if (!is_call(event, KV_DISK_RENAME, file)) continue;
+        if (!record_began(event, build->tick)) break;
+        if (event->ended < build->tick && event->result < 0) continue;
+        if (is_flushed(build, i, KV_DISK_SYNC_DIR, recorder->files[file].dir) ||
+            ex_random_percent(build->random, 50))
+            name = event->to;
+    }
+    return name;
+}
+
 /* ---- bytes ---- */
 
 static void grow(struct build *build, uint64_t size)
@@ -175,6 +192,7 @@ static uint32_t pick(const struct build *build, bool like)
     for (uint32_t i = 0; i < recorder->event_count; i++) {
         const struct record_event *event = &recorder->events[i];
         if (event->kind != RECORD_CALL || event->verb != KV_DISK_WRITE ||
+            strncmp(recorder->files[event->file].name, "segment-", 8) != 0 ||
             event->offset < KV_SEGMENT_HEADER_BYTES ||
             !is_flushed(build, i, KV_DISK_SYNC, event->file))
             continue;
@@ -259,22 +277,23 @@ static bool has_dir(const struct build *build, uint32_t dir)
         return is_flushed(build, i, KV_DISK_SYNC_DIR, parent) ||
                ex_random_percent(build->random, 50);
     }
-    return false;
+    return true; /* Not made in this run. */
 }
 
 /* Which files there are: a name is one file, the newer one's. */
-static void choose_files(const struct build *build, bool named[FILES_MAX])
+static void choose_files(const struct build *build, const char *names[FILES_MAX])
 {
     const struct recorder *recorder = build->recorder;
     bool dirs[KV_ARRAY_COUNT(recorder->dirs)];
     for (uint32_t i = 0; i < recorder->dir_count; i++)
         dirs[i] = has_dir(build, i);
     for (uint32_t i = 0; i < recorder->file_count; i++) {
-        named[i] = has_name(build, i) && dirs[recorder->files[i].dir];
-        for (uint32_t j = 0; named[i] && j < i; j++) {
-            if (recorder->files[j].dir == recorder->files[i].dir &&
-                strcmp(recorder->files[j].name, recorder->files[i].name) == 0)
-                named[j] = false;
+        const bool there = has_name(build, i) && dirs[recorder->files[i].dir];
+        names[i] = there ? name_of(build, i) : NULL;
+        for (uint32_t j = 0; there && j < i; j++) {
+            if (names[j] != NULL && recorder->files[j].dir == recorder->files[i].dir &&
+                strcmp(names[j], names[i]) == 0)
+                names[j] = NULL;
         }
     }
 }
@@ -297,13 +316,13 @@ void image_build(const struct recorder *recorder, uint64_t tick, enum image_lie 
                                 .batches = batches_kept(&build),
                                 .lie = build.lie,
                                 .tick = tick};
-    bool named[FILES_MAX];
-    choose_files(&build, named);
+    const char *names[FILES_MAX];
+    choose_files(&build, names);
     for (uint32_t i = 0; i < recorder->file_count; i++) {
-        if (!named[i]) continue;
+        if (names[i] == NULL) continue;
         fill(&build, i);
-        mem_disk_add(ret_image->disk, recorder->dirs[recorder->files[i].dir],
-                     recorder->files[i].name, build.bytes, build.size);
+        mem_disk_add(ret_image->disk, recorder->dirs[recorder->files[i].dir], names[i], build.bytes,
+                     build.size);
     }
     if (build.lie == IMAGE_SWAP) swap(ret_image->disk, &build, build.lied, other);
 }

@@ -177,6 +177,16 @@ static int64_t file_call(struct mem_disk *mem, const struct kv_disk_call *call)
     }
 }
 
+static int64_t file_rename(struct mem_disk *mem, uint32_t dir, int64_t found, const char *to)
+{
+    const int64_t old = file_find(mem, dir, to);
+    if (found < 0) return found;
+    if (old >= 0 && old != found) mem->files[old].linked = false;
+    assert(strlen(to) < NAME_BYTES_MAX);
+    (void)snprintf(mem->files[found].name, NAME_BYTES_MAX, "%s", to);
+    return 0;
+}
+
 static int64_t dir_call(struct mem_disk *mem, const struct kv_disk_call *call)
 {
     const struct handle *handle = handle_of(mem, call->fd, true);
@@ -192,6 +202,8 @@ static int64_t dir_call(struct mem_disk *mem, const struct kv_disk_call *call)
     case KV_DISK_CREATE:
         if (found >= 0) return -EEXIST;
         return handle_open(mem, false, file_make(mem, handle->index, call->name) - mem->files);
+    case KV_DISK_RENAME:
+        return file_rename(mem, handle->index, found, call->to);
     default:
         assert(call->verb == KV_DISK_UNLINK);
         if (found < 0) return found;
@@ -213,6 +225,7 @@ static int64_t mem_call(struct kv_disk *disk, const struct kv_disk_call *call)
     case KV_DISK_OPEN:
     case KV_DISK_CREATE:
     case KV_DISK_UNLINK:
+    case KV_DISK_RENAME:
         return dir_call(mem, call);
     default:
         return file_call(mem, call);

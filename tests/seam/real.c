@@ -5,6 +5,7 @@
 #include "kvstore/base/limits.h"
 #include "kvstore/base/ring.h"
 #include "tests/seam/mem_disk.h"
+#include "tests/seam/world.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -54,12 +55,13 @@ kv_status real_open(struct real *real, const struct recorder *recorder, const st
     if (mkdtemp(real->dir) == NULL) return KV_FAIL_ERRNO(err, KV_IO, "make a folder");
     (void)snprintf(path, sizeof(path), "%s/manifest", real->dir);
     kv_status status = write_files(real, image, image_dir, err);
+    if (status == KV_OK) status = kv_ring_create(KV_RING_DEPTH, KV_RING_AUTO, &real->disk, err);
+    if (status == KV_OK) status = world_directory(real->disk, real->dir, err);
     if (status == KV_OK) status = kv_manifest_open(path, &real->manifest, err);
     if (status == KV_OK) status = image_manifest(recorder, image, real->manifest);
     kv_manifest_close(real->manifest);
     real->manifest = NULL;
     if (status == KV_OK) status = kv_manifest_open(path, &real->manifest, err);
-    if (status == KV_OK) status = kv_ring_create(KV_RING_DEPTH, KV_RING_AUTO, &real->disk, err);
     if (status != KV_OK) real_close(real);
     return status;
 }
@@ -83,6 +85,6 @@ void real_close(struct real *real)
         (void)snprintf(path, sizeof(path), "%s/%s", real->dir, folders[i]);
         remove_files(path);
     }
-    (void)rmdir(real->dir);
+    remove_files(real->dir);
     *real = (struct real){.disk = NULL};
 }

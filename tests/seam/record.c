@@ -113,7 +113,7 @@ static uint32_t dir_index(struct recorder *recorder, const char *path)
 static uint32_t file_index(const struct recorder *recorder, uint32_t dir, const char *name)
 {
     for (uint32_t i = recorder->file_count; i-- > 0;)
-        if (recorder->files[i].dir == dir && strcmp(recorder->files[i].name, name) == 0) return i;
+        if (recorder->files[i].dir == dir && strcmp(recorder->files[i].now, name) == 0) return i;
     return NONE;
 }
 
@@ -123,6 +123,7 @@ static uint32_t file_add(struct recorder *recorder, uint32_t dir, const char *na
     struct record_file *file = &recorder->files[recorder->file_count];
     *file = (struct record_file){.dir = dir};
     (void)snprintf(file->name, sizeof(file->name), "%s", name);
+    (void)snprintf(file->now, sizeof(file->now), "%s", name);
     return recorder->file_count++;
 }
 
@@ -142,7 +143,7 @@ static bool is_noted(enum kv_disk_verb verb)
 {
     return verb == KV_DISK_WRITE || verb == KV_DISK_SYNC || verb == KV_DISK_MAKE_DIR ||
            verb == KV_DISK_SYNC_DIR || verb == KV_DISK_CREATE || verb == KV_DISK_UNLINK ||
-           verb == KV_DISK_RESERVE;
+           verb == KV_DISK_RENAME || verb == KV_DISK_RESERVE;
 }
 
 static uint32_t target(struct disk *disk, const struct kv_disk_call *call)
@@ -154,6 +155,7 @@ static uint32_t target(struct disk *disk, const struct kv_disk_call *call)
     case KV_DISK_CREATE:
         return file_add(recorder, disk->handles[call->fd], call->name);
     case KV_DISK_UNLINK:
+    case KV_DISK_RENAME:
         return file_index(recorder, disk->handles[call->fd], call->name);
     default:
         return disk->handles[call->fd];
@@ -166,11 +168,20 @@ static uint32_t call_begin(struct disk *disk, const struct kv_disk_call *call)
         .kind = RECORD_CALL, .verb = call->verb, .offset = call->offset, .bytes = call->bytes};
     if (!is_noted(call->verb)) return NONE;
     event.file = target(disk, call);
+    if (call->verb == KV_DISK_RENAME) (void)snprintf(event.to, sizeof(event.to), "%s", call->to);
     if (call->verb == KV_DISK_WRITE) {
         event.data = must(malloc(call->bytes));
         memcpy(event.data, call->buf, call->bytes);
     }
     return event_begin(disk->recorder, event);
+}
+
+/* From now on calls by name mean others. */
+static void file_rename(struct recorder *recorder, uint32_t file, const char *to)
+{
+    const uint32_t old = file_index(recorder, recorder->files[file].dir, to);
+    if (old != NONE) recorder->files[old].now[0] = '\0';
+    (void)snprintf(recorder->files[file].now, sizeof(recorder->files[file].now), "%s", to);
 }
 
 static void handle_set(struct disk *disk, int64_t fd, uint32_t index)
@@ -192,6 +203,9 @@ static int64_t rec_call(struct kv_disk *base, const struct kv_disk_call *call)
         break;
     case KV_DISK_OPEN:
         handle_set(disk, result, file_index(disk->recorder, disk->handles[call->fd], call->name));
+        break;
+    case KV_DISK_RENAME:
+        file_rename(disk->recorder, disk->recorder->events[event].file, call->to);
         break;
     case KV_DISK_CREATE:
         handle_set(disk, result, disk->recorder->events[event].file);

@@ -19,8 +19,9 @@ enum record_kind { RECORD_CALL, RECORD_BATCH };
 
 struct record_event {
     enum record_kind kind;
-    enum kv_disk_verb verb; /* CALL: not READ, LIST, SIZE, OPEN, OPEN_DIR or CLOSE. */
-    uint32_t file;          /* Index of files; of MAKE_DIR and SYNC_DIR, of dirs. */
+    enum kv_disk_verb verb;   /* CALL: not READ, LIST, SIZE, OPEN, OPEN_DIR or CLOSE. */
+    uint32_t file;            /* Index of files; of MAKE_DIR and SYNC_DIR, of dirs. */
+    char to[RECORD_NAME_MAX]; /* RENAME. */
     uint64_t begun, ended;
     int64_t result; /* As of kv_disk_ops.call; BATCH: 0 or -EIO. */
     uint64_t offset, bytes;
@@ -30,10 +31,11 @@ struct record_event {
 };
 
 struct record_file {
-    uint32_t dir; /* Index of dirs. */
-    char name[RECORD_NAME_MAX];
-    bool found;     /* Not made in this run: it was there before, durable, */
-    uint8_t *bytes; /* with these bytes. */
+    uint32_t dir;               /* Index of dirs. */
+    char name[RECORD_NAME_MAX]; /* When it was made or found, */
+    char now[RECORD_NAME_MAX];  /* and at the end; empty: another file took it. */
+    bool found;                 /* Not made in this run: it was there before, durable, */
+    uint8_t *bytes;             /* with these bytes. */
     uint64_t size;
 };
 

@@ -238,18 +238,16 @@ static void restore_done(struct kv_read *read)
     for (uint32_t k = 0; k < read->count; k++) {
         const uint32_t slot = read->slots[k];
         const uint32_t count = KV_MIN(KV_PAGE_TOKENS, restore->tokens - k * KV_PAGE_TOKENS);
-        if (slot == KV_HBM_SLOT_NONE) {
+        const kv_status status = kv_store_read_check(read, k, &restore->chain[k], NULL, 0);
+        if (status == KV_IO) {
             work->pages_missed++;
-            continue;
-        }
-        if (kv_store_page_check(store, read->pages[k], slot, read->fresh[k], &restore->chain[k],
-                                NULL, 0) != KV_OK) {
-            work->damaged++;
+        } else if (status != KV_OK) {
+            work->damaged++; /* A shard would drop it. */
         } else if (!content_matches(&work->world.layout, restore->session, restore->life, k, count,
                                     kv_hbm_bytes(store->hbm, slot))) {
             work->wrong++;
         }
-        kv_hbm_unpin(store->hbm, slot);
+        if (slot != KV_HBM_SLOT_NONE) kv_hbm_unpin(store->hbm, slot);
     }
     work->sessions[restore->session].busy--;
     work->restores++;

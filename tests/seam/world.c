@@ -14,28 +14,20 @@
 #define TURNS_MAX 100000u
 #define WAIT_MS 1
 
-kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manifest *manifest,
-                     const char *dir, struct kv_error *err)
+static struct kv_store_options options_of(const struct kv_layout *layout, struct kv_disk *disk,
+                                          const char *dir)
 {
-    *world = (struct world){.layout = content_layout(), .disk = disk, .manifest = manifest};
-    world->clock = kv_clock_create_virtual();
-    kv_status status = kv_mailbox_create(&world->mailbox, err);
-    assert(world->clock != NULL && status == KV_OK);
-
     const uint64_t segment_bytes =
-        KV_SEGMENT_HEADER_BYTES + (uint64_t)WORLD_SEGMENT_PAGES * world->layout.page_bytes;
-    const struct kv_store_options options = {
+        KV_SEGMENT_HEADER_BYTES + (uint64_t)WORLD_SEGMENT_PAGES * layout->page_bytes;
+    return (struct kv_store_options){
         .dir = dir,
         .superblock.id = content_directory(),
-        .layout = &world->layout,
+        .layout = layout,
         .model = content_model(),
         .kernels = 1,
         .kernels_made = 1,
-        .clock = world->clock,
         .disk = disk,
-        .manifest = manifest,
-        .mailbox = world->mailbox,
-        .hbm_bytes = (uint64_t)WORLD_HBM_PAGES * world->layout.page_bytes,
+        .hbm_bytes = (uint64_t)WORLD_HBM_PAGES * layout->page_bytes,
         .pool_bytes = 64u << 10,
         .ssd_bytes = WORLD_PAGES_MAX / WORLD_SEGMENT_PAGES * segment_bytes,
         .segment_bytes = segment_bytes,
@@ -44,7 +36,33 @@ kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manife
         .rows_ttl_ms = KV_TTL_MS_MAX,
         .sessions_max = CONTENT_SESSIONS,
     };
-    status = kv_store_open(&options, &world->store, err);
+}
+
+kv_status world_directory(struct kv_disk *disk, const char *dir, struct kv_error *err)
+{
+    const struct kv_layout layout = content_layout();
+    struct kv_store_options options = options_of(&layout, disk, dir);
+    options.clock = kv_clock_create_virtual();
+    assert(options.clock != NULL);
+    const kv_status status = kv_store_directory(&options, err);
+    kv_clock_destroy(options.clock);
+    return status;
+}
+
+kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manifest *manifest,
+                     const char *dir, struct kv_error *err)
+{
+    *world = (struct world){.layout = content_layout(), .disk = disk, .manifest = manifest};
+    world->clock = kv_clock_create_virtual();
+    kv_status status = kv_mailbox_create(&world->mailbox, err);
+    assert(world->clock != NULL && status == KV_OK);
+
+    struct kv_store_options options = options_of(&world->layout, disk, dir);
+    options.clock = world->clock;
+    options.manifest = manifest;
+    options.mailbox = world->mailbox;
+    status = kv_store_directory(&options, err);
+    if (status == KV_OK) status = kv_store_open(&options, &world->store, err);
     if (status != KV_OK) world_close(world);
     return status;
 }

@@ -18,7 +18,11 @@ struct world {
     struct kv_store *store; /* NULL: not open. */
 };
 
-/* `dir` exists on the disk.  What fails leaves the world as after world_close(). */
+/* As a daemon does before it opens a manifest: the superblock, made or compared. */
+kv_status world_directory(struct kv_disk *disk, const char *dir,
+                          struct kv_error *err) KV_MUST_CHECK;
+/* The same, and the store.  `dir` exists on the disk.  What fails leaves the world as after
+ * world_close(). */
 kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manifest *manifest,
                      const char *dir, struct kv_error *err) KV_MUST_CHECK;
 /* Nothing may be in flight. */

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static struct kv_disk disk;
 static char dir[64];
 static char path[128];
 static struct kv_superblock got;
@@ -54,7 +55,7 @@ static void refused(const struct kv_superblock *by, kv_status status, const char
     const bool has = access(in_dir("superblock"), F_OK) == 0;
     if (has) read_back(before);
     err.text[0] = '\0';
-    EXPECT(kv_directory_open(dir, by, &got, &err) == status);
+    EXPECT(kv_directory_open(&disk, dir, by, &got, &err) == status);
     (void)printf("  %s\n", err.text);
     EXPECT(strstr(err.text, word1) != NULL);
     EXPECT(strstr(err.text, word2) != NULL);
@@ -68,13 +69,13 @@ static void refused(const struct kv_superblock *by, kv_status status, const char
 static void test_new_and_again(void)
 {
     struct kv_directory_id id;
-    EXPECT(kv_directory_read(dir, &got, &damaged, &err) == KV_MISS);
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_OK);
+    EXPECT(kv_directory_read(&disk, dir, &got, &damaged, &err) == KV_MISS);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_OK);
     id = got.id;
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_OK);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_OK);
     EXPECT_EQ_MEM(got.id.bytes, id.bytes, 16);
     EXPECT_EQ_U64(got.created_ms, 7);
-    EXPECT(kv_directory_read(dir, &got, &damaged, &err) == KV_OK);
+    EXPECT(kv_directory_read(&disk, dir, &got, &damaged, &err) == KV_OK);
     EXPECT_EQ_U32(damaged, 0);
 }
 
@@ -87,21 +88,21 @@ static void test_one_copy_damaged(void)
         memcpy(bytes, whole, sizeof(bytes));
         bytes[at[i]] ^= 4;
         put(bytes, sizeof(bytes));
-        EXPECT(kv_directory_read(dir, &got, &damaged, &err) == KV_OK);
+        EXPECT(kv_directory_read(&disk, dir, &got, &damaged, &err) == KV_OK);
         EXPECT_EQ_U32(damaged, 1);
-        EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_OK);
+        EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_OK);
         read_back(bytes);
         EXPECT_EQ_MEM(bytes, whole, sizeof(whole));
     }
     put(whole, KV_SUPERBLOCK_COPY_BYTES); /* Cut: the second copy is what is missing. */
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_OK);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_OK);
     read_back(bytes);
     EXPECT_EQ_MEM(bytes, whole, sizeof(whole));
     memset(bytes, 0, sizeof(bytes));
     put(bytes, sizeof(bytes));
     refused(&want, KV_CORRUPT, "damaged", "another state.dir");
     put(bytes, 0);
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_CORRUPT);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_CORRUPT);
     put(whole, sizeof(whole));
 }
 
@@ -117,7 +118,7 @@ static void put_changed(uint32_t at, uint32_t value)
 
 static void test_other_versions(void)
 {
-    EXPECT(kv_directory_read(dir, &got, &damaged, &err) == KV_OK);
+    EXPECT(kv_directory_read(&disk, dir, &got, &damaged, &err) == KV_OK);
     put_changed(12, 2);
     refused(&want, KV_INVALID, "layout version 2, this build reads version 1", "newer build");
     put_changed(48, 0x11);
@@ -132,7 +133,7 @@ static void test_other_versions(void)
     EXPECT(mkdir(in_dir("ssd"), 0700) == 0);
     refused(&want, KV_INVALID, "layout version 0", "another state.dir");
     EXPECT(rmdir(in_dir("ssd")) == 0);
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_OK);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_OK);
 }
 
 static void test_other_shapes(void)
@@ -144,10 +145,10 @@ static void test_other_shapes(void)
     by.page_bytes = 24576;
     by.segment_bytes = 4u << 20;
     const struct kv_directory_id id = got.id;
-    EXPECT(kv_directory_open(dir, &by, &got, &err) == KV_OK);
+    EXPECT(kv_directory_open(&disk, dir, &by, &got, &err) == KV_OK);
     EXPECT_EQ_U32(got.page_bytes, 24576);
     EXPECT_EQ_MEM(got.id.bytes, id.bytes, 16);
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_OK);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_OK);
 
     const int fd = open(in_dir("ssd/segment-000002.kv"), O_WRONLY | O_CREAT, 0600);
     EXPECT(fd >= 0);
@@ -167,15 +168,16 @@ static void test_no_directory(void)
 {
     EXPECT(unlink(in_dir("superblock")) == 0);
     EXPECT(mkdir(in_dir("superblock"), 0700) == 0);
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_IO);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_IO);
     EXPECT(rmdir(in_dir("superblock")) == 0);
     EXPECT(rmdir(dir) == 0); /* Nothing else was left. */
-    EXPECT(kv_directory_read(dir, &got, &damaged, &err) == KV_MISS);
-    EXPECT(kv_directory_open(dir, &want, &got, &err) == KV_IO);
+    EXPECT(kv_directory_read(&disk, dir, &got, &damaged, &err) == KV_MISS);
+    EXPECT(kv_directory_open(&disk, dir, &want, &got, &err) == KV_IO);
 }
 
 int main(void)
 {
+    disk = kv_disk_calls();
     (void)snprintf(dir, sizeof(dir), "test_directory.XXXXXX");
     EXPECT(mkdtemp(dir) != NULL);
     test_new_and_again();

@@ -14,6 +14,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/ring.h"
+#include "kvstore/format/acknowledged.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/segment_header.h"
@@ -28,11 +29,13 @@ enum {
     PAGE_BYTES = 20480,
     SEGMENT_BYTES = 262144,
     RECORDS_MAX = 16384,
-    RECORD_COUNT = 14,
+    COMMIT = 9, /* Batches in the manifest. */
+    RECORD_COUNT = 15,
 };
 
-static const char *const files[] = {"superblock", "segment-000000.kv", "records.txt"};
-enum { SUPERBLOCK, SEGMENT, RECORDS, FILES };
+static const char *const files[] = {"superblock", "segment-000000.kv", "acknowledged",
+                                    "records.txt"};
+enum { SUPERBLOCK, SEGMENT, ACKNOWLEDGED, RECORDS, FILES };
 
 /* What is made and what is kept. */
 static uint8_t made[FILES][SEGMENT_BYTES], kept[FILES][SEGMENT_BYTES];
@@ -262,6 +265,7 @@ static void make_all(void)
                                              .number = 0,
                                              .directory = superblock.id};
     const struct kv_record_store store = {.directory = superblock.id, .model = model, .boots = 2};
+    const struct kv_record_commit commit = {.number = COMMIT};
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_STORE_MAX];
 
     kv_superblock_encode(&superblock, made[SUPERBLOCK]);
@@ -269,8 +273,16 @@ static void make_all(void)
     kv_segment_header_encode(&header, made[SEGMENT]);
     made_bytes[SEGMENT] = SEGMENT_BYTES;
 
-    const uint32_t key_bytes = kv_key_store(key);
+    for (uint32_t i = 0; i < 2; i++)
+        kv_acknowledged_encode(
+            &(struct kv_acknowledged){.directory = superblock.id, .number = COMMIT - i},
+            made[ACKNOWLEDGED] + (size_t)i * KV_ACKNOWLEDGED_SLOT_BYTES);
+    made_bytes[ACKNOWLEDGED] = KV_ACKNOWLEDGED_BYTES;
+
+    uint32_t key_bytes = kv_key_store(key);
     record_add(key, key_bytes, value, kv_record_store_encode(&store, value));
+    key_bytes = kv_key_commit(key);
+    record_add(key, key_bytes, value, kv_record_commit_encode(&commit, value));
     make_user(&alice);
     make_user(&bob);
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(nodes); i++)
@@ -354,6 +366,8 @@ static void unpack(const char *dir)
     (void)mkdir(dir, 0700);
     (void)snprintf(path, sizeof(path), "%s/superblock", dir);
     write_file(path, kept[SUPERBLOCK], kept_bytes[SUPERBLOCK]);
+    (void)snprintf(path, sizeof(path), "%s/acknowledged", dir);
+    write_file(path, kept[ACKNOWLEDGED], kept_bytes[ACKNOWLEDGED]);
     (void)snprintf(path, sizeof(path), "%s/ssd", dir);
     EXPECT(mkdir(path, 0700) == 0);
     (void)snprintf(path, sizeof(path), "%s/ssd/segment-000000.kv", dir);
@@ -470,8 +484,7 @@ static void read_checkpoint(const struct golden_node *golden, struct kv_node *no
         const uint32_t position = k * KV_PAGE_TOKENS;
         const struct kv_digest chain = chain_at(golden->user, golden->ids, k);
         EXPECT(slots[k] != KV_HBM_SLOT_NONE);
-        EXPECT(kv_store_page_check(world.store, path[k], slots[k], fresh[k], &chain,
-                                   golden->ids + position,
+        EXPECT(kv_store_read_check(&read, k, &chain, golden->ids + position,
                                    KV_MIN(golden->tokens - position, KV_PAGE_TOKENS)) == KV_OK);
         kv_hbm_unpin(world.store->hbm, slots[k]);
     }
@@ -484,6 +497,8 @@ static void test_store_reads_it(const char *dir)
     EXPECT_EQ_U64(world.store->recovery.pages, KV_ARRAY_COUNT(pages));
     EXPECT_EQ_U64(world.store->recovery.sessions, 2);
     EXPECT_EQ_U64(world.store->recovery.dropped, 0);
+    EXPECT_EQ_U64(world.store->recovery.lost_batches, 0);
+    EXPECT_EQ_U64(world.store->commit, COMMIT + 1);
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(nodes); i++) {
         const struct kv_session_id id = kv_session_id_of(&nodes[i].user->id, nodes[i].session);
         struct kv_session *session = kv_index_session_find(world.store->index, &id);

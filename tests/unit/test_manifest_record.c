@@ -24,6 +24,12 @@ static kv_status decode_store(const uint8_t *value, uint32_t bytes)
     return kv_record_store_decode(value, bytes, &record);
 }
 
+static kv_status decode_commit(const uint8_t *value, uint32_t bytes)
+{
+    struct kv_record_commit record;
+    return kv_record_commit_decode(value, bytes, &record);
+}
+
 static kv_status decode_user(const uint8_t *value, uint32_t bytes)
 {
     struct kv_record_user record;
@@ -89,6 +95,22 @@ static void fill(uint8_t *bytes, size_t count, uint8_t from)
 {
     for (size_t i = 0; i < count; i++)
         bytes[i] = (uint8_t)(from + i);
+}
+
+static void test_commit(void)
+{
+    const struct kv_record_commit record = {.number = 0x0102030405060708u};
+    struct kv_record_commit got;
+    uint8_t buf[KV_RECORD_COMMIT_BYTES], key[KV_RECORD_KEY_MAX];
+    const uint32_t bytes = kv_record_commit_encode(&record, buf);
+    EXPECT_EQ_U32(bytes, 13);
+    EXPECT_EQ_U32(buf[0], 1);
+    EXPECT_EQ_U64(kv_load64(buf + 1), record.number);
+    EXPECT(kv_record_commit_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_U64(got.number, record.number);
+    EXPECT_EQ_U32(kv_key_commit(key), 1);
+    EXPECT_EQ_U32(key[0], 'C');
+    check_damage(decode_commit, buf, bytes);
 }
 
 static void test_store(void)
@@ -433,6 +455,7 @@ static void test_keys(void)
 int main(void)
 {
     test_store();
+    test_commit();
     test_user();
     test_session();
     test_session_smallest_and_largest();

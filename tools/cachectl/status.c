@@ -74,9 +74,10 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
                   s->engine_backend, "isa", s->engine_isa, "kernels", s->engine_family,
                   "io_backend", s->io_backend, "clock_mode", s->clock_mode, "health", s->health);
     json_t *sessions = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I}", "known", (json_int_t)s->sessions, "live",
+        "{s:I, s:I, s:I, s:I, s:I, s:f}", "known", (json_int_t)s->sessions, "live",
         (json_int_t)s->sessions_live, "checkpoints", (json_int_t)s->checkpoints, "recovered",
-        (json_int_t)s->recovered_checkpoints, "dropped", (json_int_t)s->dropped_checkpoints);
+        (json_int_t)s->recovered_checkpoints, "dropped", (json_int_t)s->dropped_checkpoints,
+        "lost_batches", stats_sum(s, "cached_lost_batches", NULL));
     json_t *resumes = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "exact", o.exact, "replay",
                                 o.replay, "miss", o.miss, "requested_tokens", o.requested_tokens,
                                 "hit_tokens", o.hit_tokens, "replayed_tokens", o.replayed_tokens,
@@ -172,6 +173,7 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
     char rss[OUT_TEXT_BYTES], budget[OUT_TEXT_BYTES];
     const struct outcomes o = outcomes_of(s);
     const bool over = s->rss_bytes > s->rss_budget_bytes;
+    const double lost = stats_sum(s, "cached_lost_batches", NULL);
 
     print_head(ctl, s);
     for (size_t i = 0; i < s->n_tiers; i++)
@@ -180,6 +182,9 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
                  s->sessions, s->sessions_live, s->checkpoints);
     (void)printf("%-9s %" PRIu64 " checkpoints recovered, %" PRIu64 " dropped\n", "at start",
                  s->recovered_checkpoints, s->dropped_checkpoints);
+    if (lost > 0)
+        (void)printf("%-9s %s%.0f batches of acknowledged records, before this start%s\n", "lost",
+                     ctl_red(ctl), lost, ctl_plain(ctl));
     (void)printf("%-9s %.0f EXACT, %.0f REPLAY, %.0f MISS\n", "resumes", o.exact, o.replay, o.miss);
     (void)printf("%-9s %.1f %% of %.0f prompt tokens were hits, %.0f replayed\n", "tokens",
                  100 * ratio(o.hit_tokens, o.requested_tokens), o.requested_tokens,

@@ -9,6 +9,7 @@
  */
 
 #include "kvstore/base/limits.h"
+#include "kvstore/format/acknowledged.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
@@ -63,6 +64,10 @@ struct dump {
     struct kv_superblock superblock;
     uint32_t superblock_damaged;
     struct kv_manifest *manifest;
+    uint64_t commit;        /* Number of the last batch in the manifest; 0: none. */
+    kv_status noted_status; /* Of the file acknowledged; KV_MISS: nothing is noted. */
+    struct kv_acknowledged noted;
+    uint32_t noted_damaged; /* Slots. */
     bool has_store;
     struct kv_record_store store;
     uint32_t pages_per_segment;

@@ -137,7 +137,8 @@ static json_t *directory_json(const struct dump *dump)
 {
     const struct kv_superblock *superblock = &dump->superblock;
     return json_pack(
-        "{s:i, s:s, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
+        "{s:i, s:s, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:o}",
         "schema", 1, "directory", dump->dir, "layout_version", (json_int_t)KV_LAYOUT_VERSION, "id",
         json_hex(superblock->id.bytes, 16), "created_ms", (json_int_t)superblock->created_ms,
         "page_bytes", (json_int_t)superblock->page_bytes, "window_tokens",
@@ -147,7 +148,9 @@ static json_t *directory_json(const struct dump *dump)
         (json_int_t)(dump->has_store ? dump->store.boots : 0), "users",
         (json_int_t)dump->user_count, "sessions", (json_int_t)dump->session_count, "checkpoints",
         (json_int_t)dump->counts.checkpoints, "pages", (json_int_t)dump->counts.pages,
-        "page_bytes_used", (json_int_t)(dump->counts.pages * superblock->page_bytes), "segments",
+        "page_bytes_used", (json_int_t)(dump->counts.pages * superblock->page_bytes), "batches",
+        (json_int_t)dump->commit, "batches_acknowledged",
+        (json_int_t)(dump->noted_status == KV_OK ? dump->noted.number : 0), "segments",
         segments_json(dump));
 }
 
@@ -183,6 +186,8 @@ static void print_directory(const json_t *json)
     print_time("made", number(json, "created_ms"));
     (void)printf("%-14s %s\n%-14s %lld\n", "model", text(json, "model"), "starts",
                  number(json, "starts"));
+    (void)printf("%-14s %lld, acknowledged %lld\n", "batches", number(json, "batches"),
+                 number(json, "batches_acknowledged"));
     (void)printf("%-14s %lld B, window of %lld tokens\n", "page", number(json, "page_bytes"),
                  number(json, "window_tokens"));
     (void)printf("%-14s %lld users, %lld sessions, %lld checkpoints\n", "holds",

@@ -108,8 +108,9 @@ static int take_lock(struct dump *dump)
 static int open_superblock(struct dump *dump)
 {
     struct kv_error err = {0};
+    struct kv_disk disk = kv_disk_calls();
     const kv_status status =
-        kv_directory_read(dump->dir, &dump->superblock, &dump->superblock_damaged, &err);
+        kv_directory_read(&disk, dump->dir, &dump->superblock, &dump->superblock_damaged, &err);
     if (status == KV_MISS) {
         dump_error("%s is no state directory: it has no superblock", dump->dir);
         return DUMP_NOT_FOUND;
@@ -335,12 +336,44 @@ static kv_status visit_store(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
+static kv_status visit_commit(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_commit record;
+    if (put->key_bytes != 1) return KV_OK;
+    if (kv_record_commit_decode(put->value, put->value_bytes, &record) == KV_OK)
+        dump->commit = record.number;
+    else
+        dump_damage(dump, "manifest: the number of its last batch is damaged");
+    return KV_OK;
+}
+
+/* Notes, not damage of the directory as a whole: it is read without them. */
+static kv_status read_acknowledged(struct dump *dump, struct kv_error *err)
+{
+    uint8_t bytes[KV_ACKNOWLEDGED_BYTES] = {0};
+    char path[PATH_BYTES];
+    uint32_t slot;
+    (void)snprintf(path, sizeof(path), "%s/" KV_ACKNOWLEDGED_NAME, dump->dir);
+    dump->noted_status = KV_MISS;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) return KV_OK; /* An older build made the directory. */
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open '%s'", path);
+    const ssize_t got = pread(fd, bytes, sizeof(bytes), 0);
+    const kv_status status = got < 0 ? KV_FAIL_ERRNO(err, KV_IO, "read '%s'", path) : KV_OK;
+    (void)close(fd);
+    if (status == KV_OK)
+        dump->noted_status =
+            kv_acknowledged_decode(bytes, &dump->noted, &slot, &dump->noted_damaged);
+    return status;
+}
+
 static kv_status open_records(struct dump *dump, struct kv_error *err)
 {
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"M", visit_store}, {"U", visit_user}, {"S", visit_session}};
+    } passes[] = {{"M", visit_store}, {"C", visit_commit}, {"U", visit_user}, {"S", visit_session}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
@@ -372,6 +405,7 @@ int dump_open(struct dump *dump, const char *dir, FILE *damage_out)
     if (code == DUMP_OK) code = open_superblock(dump);
     if (code != DUMP_OK) return code;
     kv_status status = open_segments(dump, &err);
+    if (status == KV_OK) status = read_acknowledged(dump, &err);
     if (status == KV_OK) status = open_records(dump, &err);
     if (status == KV_CORRUPT) {
         dump_damage(dump, "manifest: %s", err.text);

@@ -9,6 +9,23 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* One slot that is not whole is what a power cut may leave, and the other one counts. */
+static void check_acknowledged(struct dump *dump)
+{
+    const struct kv_acknowledged *noted = &dump->noted;
+    if (dump->noted_status == KV_CORRUPT)
+        dump_damage(dump, KV_ACKNOWLEDGED_NAME ": damaged; the next start of a daemon writes it "
+                                               "anew");
+    if (dump->noted_status != KV_OK) return;
+    if (!kv_id_equal(noted->directory.bytes, dump->superblock.id.bytes))
+        dump_damage(dump, KV_ACKNOWLEDGED_NAME ": belongs to another state directory");
+    else if (noted->number > dump->commit)
+        dump_damage(dump,
+                    "manifest: lacks the last %" PRIu64 " batches of records: %" PRIu64
+                    " were acknowledged, it holds %" PRIu64,
+                    noted->number - dump->commit, noted->number, dump->commit);
+}
+
 static void check_files(struct dump *dump)
 {
     if (dump->superblock_damaged > 0)
@@ -24,6 +41,7 @@ int dump_verify(struct dump *dump)
 {
     struct kv_error err = {0};
     check_files(dump);
+    check_acknowledged(dump);
     const kv_status status = dump_trees(dump, NULL, dump_check_tree, NULL, &err);
     if (status == KV_CORRUPT)
         dump_damage(dump, "manifest: %s", err.text);
