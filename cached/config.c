@@ -321,9 +321,13 @@ kv_status config_check(const struct cached_config *config, struct kv_error *err)
     if (config->engine_backend == CONFIG_BACKEND_CPU && config->engine_model_dir[0] == '\0')
         return KV_FAIL(err, KV_INVALID, "set engine.model_dir, or engine.backend = synthetic");
     const uint64_t rows = config->engine_pass_rows;
-    if (rows == 1 || (rows > 0 && rows < config->engine_chunk_tokens))
+    const uint64_t least = KV_MAX(config->engine_chunk_tokens, (uint64_t)2);
+    if (rows > 0 && rows < least)
         return KV_FAIL(err, KV_INVALID,
-                       "engine.pass_rows must be 0, or at least 2 and engine.chunk_tokens");
+                       "engine.pass_rows must be 0, or %llu to %u (at least 2 and "
+                       "engine.chunk_tokens = %llu), found %llu",
+                       (unsigned long long)least, KV_PASS_ROWS_MAX,
+                       (unsigned long long)config->engine_chunk_tokens, (unsigned long long)rows);
     if (config->ssd_segment_bytes % 4096 != 0)
         return KV_FAIL(err, KV_INVALID, "ssd.segment_bytes must be a multiple of 4KiB");
     if (config->ssd_bytes < config->ssd_segment_bytes)

@@ -104,7 +104,7 @@ struct config_item {
     uint32_t offset; /* In struct cached_config. */
     uint64_t min, max;
     const char *fallback; /* The default, as it would be written in a file. */
-    const char *choices;  /* CHOICE: "a|b|c". */
+    const char *choices;  /* CHOICE: "a|b|c".  Others: said for min where another key bounds it. */
     const char *doc;      /* One line. */
 };
 

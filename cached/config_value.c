@@ -200,13 +200,14 @@ static void format_value(const struct config_item *item, uint64_t value, char *b
 
 void config_range(const struct config_item *item, char *buf, size_t room)
 {
-    char low[32];
+    char low[64];
     char high[32];
     if (item->type == CONFIG_TYPE_CHOICE) {
         (void)snprintf(buf, room, "%s", item->choices);
         return;
     }
     format_value(item, item->min, low, sizeof(low));
+    if (item->choices != NULL) (void)snprintf(low, sizeof(low), "%s", item->choices);
     format_value(item, item->max, high, sizeof(high));
     if (item->type == CONFIG_TYPE_TEXT) {
         (void)snprintf(buf, room, "at most %s bytes", high);

@@ -212,6 +212,11 @@ const char *eng_model_lost(const struct eng_model *model)
     return model->ops->lost != NULL ? model->ops->lost(model) : NULL;
 }
 
+kv_status eng_model_check(const struct eng_model *model, struct kv_error *err)
+{
+    return model->ops->check != NULL ? model->ops->check(model, err) : KV_OK;
+}
+
 uint64_t eng_model_engram_rows(const struct eng_model *model)
 {
     return model->ops->engram_rows != NULL ? model->ops->engram_rows(model) : 0;

@@ -83,6 +83,10 @@ uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of on
  * pass. */
 const char *eng_model_lost(const struct eng_model *model);
 
+/* The same, asking the files themselves: KV_IO, with the file's name, also when one was written to
+ * or grew.  A few system calls. */
+kv_status eng_model_check(const struct eng_model *model, struct kv_error *err) KV_MUST_CHECK;
+
 /* Rows of Engram tables read since the model was opened; any thread. */
 uint64_t eng_model_engram_rows(const struct eng_model *model);
 

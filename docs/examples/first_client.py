@@ -24,6 +24,10 @@ def pack(tokens):  # Token lists travel as u32, little-endian.
 def unpack(data):
     return list(struct.unpack("<%dI" % (len(data) // 4), data))
 
+for name in "CACHED_ENDPOINT", "CACHED_TOKEN_FILE":
+    if not os.environ.get(name):
+        sys.exit(name + " is not set: after `deploy/quickstart --keep`, run `. .quickstart/env`")
+
 with open(os.environ["CACHED_TOKEN_FILE"]) as file:
     auth = [("authorization", "Bearer " + file.read().strip())]
 service = rpc.SessionServiceStub(grpc.insecure_channel(os.environ["CACHED_ENDPOINT"]))

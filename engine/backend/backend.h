@@ -52,7 +52,9 @@ struct eng_backend_ops {
     void (*close)(struct eng_model *model);
     const char *(*family)(const struct eng_model *model);
     const char *(*isa)(const struct eng_model *model);
-    const char *(*lost)(const struct eng_model *model);     /* eng_model_lost(); NULL: never. */
+    const char *(*lost)(const struct eng_model *model); /* eng_model_lost(); NULL: never. */
+    /* eng_model_check(); NULL: there are no files. */
+    kv_status (*check)(const struct eng_model *model, struct kv_error *err);
     uint64_t (*engram_rows)(const struct eng_model *model); /* Any thread; NULL: none. */
 
     /* Memory a session of this backend needs; 64 B aligned, zeroed, given to session_init. */

@@ -86,6 +86,12 @@ static const char *cpu_lost(const struct eng_model *model)
     return eng_checkpoint_lost(own->checkpoint);
 }
 
+static kv_status cpu_check(const struct eng_model *model, struct kv_error *err)
+{
+    const struct cpu_model *own = model->backend;
+    return eng_checkpoint_check(own->checkpoint, err);
+}
+
 /* Encoder outputs matter within a run only, so a copy between runs has nothing more to take. */
 static void cpu_moved(struct eng_session *session, const uint32_t *ids, const uint8_t *image,
                       const struct kv_image_state *state)
@@ -349,6 +355,7 @@ const struct eng_backend_ops eng_backend_cpu = {
     .family = cpu_family,
     .isa = cpu_isa,
     .lost = cpu_lost,
+    .check = cpu_check,
     .engram_rows = cpu_engram_rows,
     .session_bytes = cpu_session_bytes,
     .session_init = cpu_session_init,

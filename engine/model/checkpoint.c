@@ -164,6 +164,27 @@ static kv_status open_files(struct eng_checkpoint *checkpoint, const char *dir,
     return open_sharded(checkpoint, dir, sharded, err);
 }
 
+void eng_checkpoint_files_each(const char *dir, eng_checkpoint_visit_file *visit, void *context)
+{
+    static const char *const names[] = {"config.json", single_name, index_name, ids_name};
+    char path[PATH_BYTES_MAX];
+    struct eng_index *index = NULL;
+    uint8_t *text = NULL;
+    size_t count = 0;
+    bool more = true;
+
+    for (size_t i = 0; i < KV_ARRAY_COUNT(names) && more; i++)
+        more = visit(context, names[i]);
+    if (!more || join(dir, index_name, path, NULL) != KV_OK ||
+        eng_file_read(path, ENG_INDEX_BYTES_MAX, &text, &count, NULL) != KV_OK)
+        return;
+    if (eng_index_parse(path, (const char *)text, count, &index, NULL) == KV_OK)
+        for (uint32_t i = 0; i < eng_index_shard_count(index) && more; i++)
+            more = visit(context, eng_index_shard(index, i));
+    eng_index_destroy(index);
+    free(text);
+}
+
 /* Walking the list of the config: is each tensor somewhere, as it should be? */
 struct list_walk {
     struct eng_checkpoint *checkpoint;

@@ -33,6 +33,11 @@
 
 struct eng_checkpoint;
 
+/* Calls `visit` with the name of each file that makes up the model in `dir`, whether it is there or
+ * not; of the shards those an index names that can be read.  For whoever writes files nearby. */
+typedef bool eng_checkpoint_visit_file(void *context, const char *name);
+void eng_checkpoint_files_each(const char *dir, eng_checkpoint_visit_file *visit, void *context);
+
 kv_status eng_checkpoint_open(const char *dir, struct eng_checkpoint **ret_checkpoint,
                               struct kv_error *err) KV_MUST_CHECK;
 /* The same without reading weights through, however small the checkpoint is.  `whole_max` 0: its

@@ -14,6 +14,7 @@
 
 #include <assert.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 struct eng_index {
@@ -69,6 +70,23 @@ static bool add_shard(struct eng_index *index, const char *name)
     return true;
 }
 
+/* `name` is what the file says, anything at all. */
+static kv_status refuse_name(const char *path, const char *tensor, const json_t *value,
+                             struct kv_error *err)
+{
+    enum { SHOWN = 48 };
+    const char *name = json_string_value(value);
+    char shown[SHOWN + 4];
+
+    if (name == NULL) name = "(not a string)";
+    (void)snprintf(shown, sizeof(shown), "%.*s%s", SHOWN, name, strlen(name) > SHOWN ? "..." : "");
+    eng_printable(shown);
+    return KV_FAIL(err, KV_INVALID,
+                   "%s: tensor %.60s: expected the name of a .safetensors file beside the index, "
+                   "found %s",
+                   path, tensor, shown);
+}
+
 static kv_status read_map(const char *path, struct eng_index *index, struct kv_error *err)
 {
     const char *tensor;
@@ -80,10 +98,7 @@ static kv_status read_map(const char *path, struct eng_index *index, struct kv_e
             return KV_FAIL(err, KV_INVALID,
                            "%s: weight_map: a tensor's name must be printable ASCII", path);
         if (!json_is_string(value) || !shard_name_good(json_string_value(value)))
-            return KV_FAIL(err, KV_INVALID,
-                           "%s: tensor %.80s: expected the name of a .safetensors file beside the "
-                           "index",
-                           path, tensor);
+            return refuse_name(path, tensor, value, err);
         if (!add_shard(index, json_string_value(value)))
             return KV_FAIL(err, KV_INVALID, "%s: more than %u shards", path, ENG_SHARDS_MAX);
     }

@@ -19,6 +19,9 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+#define SHOWN_BYTES 48u
 
 struct reader {
     const char *path;
@@ -36,13 +39,27 @@ static const json_t *field(struct reader *reader, const char *name)
     return value;
 }
 
+/* A value that should have been an integer, as it stands in the file and cut to what a sentence can
+ * hold. */
+static const char *shown(const json_t *value, char text[SHOWN_BYTES])
+{
+    char *whole = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    (void)snprintf(text, SHOWN_BYTES, "%.40s%s", whole != NULL ? whole : "another value",
+                   whole != NULL && strlen(whole) > 40 ? "..." : "");
+    free(whole);
+    eng_printable(text);
+    return text;
+}
+
 static uint32_t read_u32(struct reader *reader, const char *name, uint32_t min, uint32_t max)
 {
+    char text[SHOWN_BYTES];
     const json_t *value = field(reader, name);
     if (reader->status != KV_OK) return min;
     if (!json_is_integer(value)) {
         reader->status =
-            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be an integer", reader->path, name);
+            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be an integer %u to %u, found %s",
+                    reader->path, name, min, max, shown(value, text));
         return min;
     }
     const json_int_t number = json_integer_value(value);
@@ -99,6 +116,7 @@ static void need_text(struct reader *reader, const char *name, const char *want)
 static uint32_t read_list(struct reader *reader, const char *name, uint32_t *list, uint32_t max,
                           uint32_t limit)
 {
+    char text[SHOWN_BYTES];
     const json_t *value = field(reader, name);
     if (reader->status != KV_OK) return 0;
     const size_t count = json_is_array(value) ? json_array_size(value) : max + (size_t)1;
@@ -110,13 +128,16 @@ static uint32_t read_list(struct reader *reader, const char *name, uint32_t *lis
     }
     for (size_t i = 0; i < count; i++) {
         const json_t *item = json_array_get(value, i);
-        const json_int_t number = json_is_integer(item) ? json_integer_value(item) : -1;
-        if (number < 0 || number >= (json_int_t)limit) {
+        const json_int_t number = json_integer_value(item);
+        if (!json_is_integer(item))
             reader->status =
-                KV_FAIL(reader->err, KV_INVALID, "%s: %s[%zu] must be an integer below %u",
-                        reader->path, name, i, limit);
-            return 0;
-        }
+                KV_FAIL(reader->err, KV_INVALID, "%s: %s[%zu] must be an integer 0 to %u, found %s",
+                        reader->path, name, i, limit - 1, shown(item, text));
+        else if (number < 0 || number >= (json_int_t)limit)
+            reader->status =
+                KV_FAIL(reader->err, KV_INVALID, "%s: %s[%zu] must be 0 to %u, found %lld",
+                        reader->path, name, i, limit - 1, (long long)number);
+        if (reader->status != KV_OK) return 0;
         list[i] = (uint32_t)number;
     }
     return (uint32_t)count;
@@ -364,6 +385,20 @@ static void check_quantization(struct reader *reader, const json_t *quantization
     reader->status = part.status;
 }
 
+/* Ids that the engine has no use for are read all the same: one that the vocabulary does not have
+ * means that the config belongs to other weights.  null says that there is none. */
+static void check_token_ids(struct reader *reader, const struct eng_config *config)
+{
+    static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id",
+                                        "image_token_id"};
+
+    for (size_t i = 0; i < KV_ARRAY_COUNT(names); i++) {
+        const json_t *value = json_object_get(reader->object, names[i]);
+        if (value != NULL && !json_is_null(value))
+            (void)read_u32(reader, names[i], 0, config->vocab - 1);
+    }
+}
+
 static void read_root(struct reader *reader, const json_t *root, struct eng_config *config)
 {
     struct reader top = {
@@ -374,7 +409,8 @@ static void read_root(struct reader *reader, const json_t *root, struct eng_conf
 
     need_text(&top, "model_type", "deepseek_v41");
     config->eos = read_u32(&top, "eos_token_id", 0, config->vocab - 1);
-    config->image_id = read_u32_or(&top, "image_token_id", UINT32_MAX, UINT32_MAX);
+    config->image_id = read_u32_or(&top, "image_token_id", UINT32_MAX, config->vocab - 1);
+    check_token_ids(&top, config);
     if (config->engram_count > 0) {
         if (json_object_get(reader->object, "engram_pad_token_id") != NULL)
             top.object = reader->object;
@@ -382,6 +418,7 @@ static void read_root(struct reader *reader, const json_t *root, struct eng_conf
                                config->vocab - 1);
     }
     reader->status = top.status;
+    check_token_ids(reader, config);
     check_quantization(reader, json_object_get(root, "quantization_config"));
     (void)snprintf(config->name, sizeof(config->name), "%s", slash != NULL ? slash + 1 : text);
     eng_printable(config->name);

@@ -60,6 +60,22 @@ def test_files(tool):
     d.equal(os.listdir(own), [], "directories left behind by a failed benchmark")
 
 
+def test_help(tool):
+    """Of one benchmark its own paragraph, of all of them each."""
+    every = tool.code(0, "bench", "--help").stdout
+    for name in ALL:
+        for arguments in ((name, "--help"), ("--quick", name, "-h")):
+            said = tool.code(0, "bench", *arguments).stdout
+            d.check(f"Usage: cachectl bench {name} [flags]\n" in said, said[:200])
+            d.check(f"cachectl bench {name} --quick\n" in said, f"{name}: an example")
+            for other in ALL:
+                text = f"\n{other:13} "
+                d.check(text in every, f"--help has {other}")
+                d.equal(text in said, other == name, f"bench {name} --help and {other}")
+    said = tool.code(0, "bench", "nothing", "--help").stdout
+    d.equal(said, every, "an unknown name")
+
+
 def begin(tool, *arguments, **kwargs):
     kwargs.setdefault("stderr", subprocess.PIPE)
     return subprocess.Popen([CACHECTL, "bench", *arguments], env=tool.env, text=True,
@@ -114,6 +130,33 @@ def test_interrupted(tool):
             interrupt(tool, process, own, which, what)
 
 
+def test_stopping(tool):
+    """Whatever is under way: within a second it is gone, or has said that it stops."""
+    model = os.path.join(d.scratch(), "small")
+    subprocess.run([os.path.join(d.BUILD, "tools", "mkmodel"), "--config", "small", model], check=True,
+                   stdout=subprocess.DEVNULL)
+    said = 0
+    for name in ("prefill", "draft", "batch-replay"):
+        for pause in (0.2, 2):
+            own = d.scratch()
+            tool.env["TMPDIR"] = own
+            process = begin(tool, name, "--model", model)
+            time.sleep(pause)
+            process.send_signal(signal.SIGINT)
+            try:
+                _, talk = process.communicate(timeout=1)
+            except subprocess.TimeoutExpired as late:
+                talk = (late.stderr or b"").decode()
+                d.check("cachectl: SIGINT: stopping when the step under way is done\n" in talk,
+                        f"bench {name} after {pause} s: silent for a second: {talk!r}")
+                said += 1
+                talk = process.communicate(timeout=60)[1]
+            d.equal(process.returncode, 130, f"bench {name} after {pause} s: {talk}")
+            d.check("interrupted by SIGINT; " in talk, f"bench {name} after {pause} s: {talk!r}")
+            d.equal(os.listdir(own), [], "directories left behind")
+    print(f"{said} ends took longer than a second and said so")
+
+
 def test_measured_so_far(tool):
     """What was measured before the end is told, also with --quiet."""
     for name, line, words in (("rpc", "round 2 of", "of 11 rounds; the last: Lookup "),
@@ -163,7 +206,9 @@ def main():
     tool = Tool("unix:/nowhere", None)
     test_rpc(tool)
     test_files(tool)
+    test_help(tool)
     test_interrupted(tool)
+    test_stopping(tool)
     test_measured_so_far(tool)
     test_progress(tool)
     d.finish()

@@ -130,7 +130,9 @@ def test_sessions(user):
     d.equal([s["session_id"] for s in listed], ["chat-1"], "session list")
     d.check("chat-1\tmain\t" in user.code(0, "session", "list").stdout, "tabs into a pipe")
     user.code(3, "session", "show", "no-such-session")
-    user.code(1, "session", "show", "not/a/name")
+    for name in ("not/a/name", "a b", "", "x" * 129):
+        got = user.code(2, "session", "show", name)
+        d.check("session_id" in got.stderr and got.stderr.count("\n") == 1, repr(got.stderr))
 
 
 def test_stats_and_explain(ops):

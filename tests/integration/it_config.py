@@ -82,6 +82,11 @@ def mistakes():
             code, _, err = run("--config", path, f"--server.listen={address}")
             check(code == 2 and "server.listen must be host:port on loopback" in err and
                   err.count("\n") == 1, f"{address}: {err!r}")
+    code, _, err = run("--config", good, "--engine.pass_rows=1")
+    check(code == 2 and err.endswith("engine.pass_rows must be 0, or 128 to 4096 (at least 2 and "
+                                     "engine.chunk_tokens = 128), found 1\n"), repr(err))
+    check("# 0, or engine.chunk_tokens (at least 2) to 4096; default 0\npass_rows = 0\n"
+          in run("--print-config")[1], "the range of pass_rows")
     for path, words in ((os.path.join(directory, "none.conf"), "No such file"),
                         (directory, "no regular file")):
         code, _, err = run("--check-config", path)

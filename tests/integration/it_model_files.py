@@ -183,7 +183,12 @@ TABLE = [
      r"weight_map must be an object"),
     ("index of nothing", "shards", index(lambda x: {"weight_map": {}}), r"weight_map names no tensor"),
     ("index leaves the directory", "shards", index(lambda x: moved(x, "embed.weight", "../x.safetensors")),
-     r"tensor embed\.weight: expected the name of a \.safetensors file beside the index"),
+     r"tensor embed\.weight: expected the name of a \.safetensors file beside the index, "
+     r"found \.\./x\.safetensors$"),
+    ("index names a system file", "shards", index(lambda x: moved(x, "embed.weight", "../../etc/passwd")),
+     r"beside the index, found \.\./\.\./etc/passwd$"),
+    ("index with a strange name", "shards", index(lambda x: moved(x, "embed.weight", "\x1b[31mä\n" + 99 * "y")),
+     r"beside the index, found \?\[31m\?\?\?y{40}\.\.\.$"),
     ("index names another kind of file", "shards", index(lambda x: moved(x, "embed.weight", "x.bin")),
      r"tensor embed\.weight: expected the name of a \.safetensors file"),
     ("index names a number", "shards", index(lambda x: moved(x, "embed.weight", 1)),

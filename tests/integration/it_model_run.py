@@ -332,8 +332,92 @@ def run_refused(runs, ids):
          "--tokens", runs.ids, "--dump", os.path.join(runs.folder, "out")],
         capture_output=True, text=True, timeout=60, preexec_fn=ignore_size_signal)
     check(full.returncode == 1 and "no room for" in full.stderr, full.stderr)
+    run_over_model(runs)
     run_interrupted(runs)
+    run_changed(runs)
     check(not os.path.exists(os.path.join(runs.folder, "out.part")), "no out.part")
+
+
+def make_model(path, *flags):
+    subprocess.run([MKMODEL, "--config", "tiny", "--seed", "1", *flags, path], check=True,
+                   stdout=subprocess.DEVNULL)
+    return path
+
+
+def contents(folder):
+    found = {}
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), "rb") as file:
+            found[name] = file.read()
+    return found
+
+
+def run_over_model(runs):
+    """No file of the model is replaced, by whatever name it is called."""
+    kept = runs.model
+    try:
+        single = make_model(os.path.join(runs.folder, "single"))
+        shards = make_model(os.path.join(runs.folder, "shards"), "--shards", "2")
+        links = os.path.join(runs.folder, "links")  # Each file of it lies elsewhere.
+        os.mkdir(links)
+        for name in os.listdir(single):
+            os.symlink(os.path.join(single, name), os.path.join(links, name))
+        beside = os.path.join(runs.folder, "beside")
+        os.symlink(single, beside)
+        cases = [(single, single, name) for name in os.listdir(single)]
+        cases += [(shards, shards, name) for name in os.listdir(shards)]
+        cases += [(single, single, "model.safetensors.index.json"),  # Not there: it would be.
+                  (shards, shards, "model.safetensors"),
+                  (links, single, "model.safetensors"), (links, links, "config.json"),
+                  (single, beside, "config.json"), (beside, single, "engram_ids.bin")]
+        before = contents(single), contents(shards)
+        for model, folder, name in cases:
+            runs.model = model
+            got = runs.call(out=os.path.join(folder, name))
+            equal(got.returncode, 2, "%s of %s" % (name, model))
+            check("--dump would replace the model's " + name in got.stderr
+                  and got.stderr.count("\n") == 1, got.stderr)
+        os.link(os.path.join(single, "config.json"), os.path.join(runs.folder, "out.part"))
+        runs.model = single
+        got = runs.call()
+        check(got.returncode == 2 and "out.part: --dump would replace the model's config.json"
+              in got.stderr, got.stderr)
+        os.unlink(os.path.join(runs.folder, "out.part"))
+        check(before == (contents(single), contents(shards)), "the models are as they were")
+        inside = os.path.join(single, "out.safetensors")  # What is no file of the model may go.
+        for _ in range(2):
+            equal(runs.call(out=inside).returncode, 0, "a dump beside the model")
+        got = runs.call("--dump", "")
+        check(got.returncode == 2 and "--dump is empty" in got.stderr, got.stderr)
+        got = runs.call("--tokens", "")
+        check(got.returncode == 2 and "--tokens is empty" in got.stderr, got.stderr)
+    finally:
+        runs.model = kept
+
+
+def run_changed(runs):
+    """Weights that change under a run end it at its next pass, and the file is named."""
+    model = make_model(os.path.join(runs.folder, "changed"))
+    weights = os.path.join(model, "model.safetensors")
+    size = os.path.getsize(weights)
+    out = os.path.join(runs.folder, "out")
+    runs.write([3] * 200000)
+    for change, words in ((lambda: os.truncate(weights, size - 4096), "shrank while it was mapped"),
+                          (lambda: os.utime(weights, (1, 1)), "changed while it was mapped")):
+        make_model(model)
+        process = subprocess.Popen([CACHECTL, "model", "run", model, "--tokens", runs.ids,
+                                    "--dump", out, "--threads", "1"],
+                                   stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not os.path.exists(out + ".part"):
+            time.sleep(0.01)
+        change()
+        began = time.monotonic()
+        talk = process.communicate(timeout=60)[1]
+        equal(process.returncode, 1, talk)
+        check(weights + ": " + words in talk, talk)
+        check(time.monotonic() - began < 3, "it ended after %.1f s" % (time.monotonic() - began))
+        for name in (out, out + ".part"):
+            check(not os.path.exists(name), "no " + name)
 
 
 def run_interrupted(runs):

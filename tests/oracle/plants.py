@@ -1,4 +1,7 @@
-"""Planted model errors: each must be found by the judge (compare --plant)."""
+"""Planted model errors, each in a copy of the oracle's own model: the judge must find it.
+
+They try the judge (compare --plant), not an engine, which does not run.
+"""
 import os
 
 import numpy as np
@@ -57,6 +60,7 @@ def run_plants(folder, names, seed, scratch, quant_on=True):
     clean = Table()
     for case in run_cases(right.cfg, seed, quant_on):
         judged(right, right, case, scratch, clean)
+    print("The planted errors are in the oracle's own copy of the model; no engine ran.")
     print("no plant: %d over bound" % clean.over())
     for name in todo:
         table = Table()

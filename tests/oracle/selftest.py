@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Quick tests of the oracle against what the specification states."""
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -221,6 +222,43 @@ def resume(m):
                   for k in r.rows.codes))
 
 
+def compare(root, *arguments):
+    """compare as a person starts it, with the build folder `root`."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    return subprocess.run([sys.executable, os.path.join(here, "compare"), "--prompts", "1",
+                           "--quant", "off", *arguments], capture_output=True, text=True,
+                          timeout=120, env={**os.environ, "CACHED_BUILD_ROOT": root})
+
+
+def who_is_judged():
+    """The build's engine unless asked otherwise: one that fails must show as that."""
+    with tempfile.TemporaryDirectory(prefix="oracle-") as root:
+        none = compare(root)
+        check("no engine: refused in one sentence", none.returncode == 2 and not none.stdout
+              and none.stderr.count("\n") == 1 and "there is no " + root in none.stderr)
+        mixed = compare(root, "--self", "--engine", "x")
+        check("--self with --engine: refused", mixed.returncode == 2)
+        os.mkdir(os.path.join(root, "tools"))
+        here = os.path.dirname(os.path.abspath(__file__))
+        for name, text in (("cachectl", "echo planted >&2; exit 3"),
+                           ("mkmodel", "exec %s %s/make_model.py \"$@\"" % (sys.executable, here))):
+            path = os.path.join(root, "tools", name)
+            with open(path, "w") as f:
+                f.write("#!/bin/sh\n%s\n" % text)
+            os.chmod(path, 0o755)
+        broken = compare(root)
+        check("the build's engine runs, and its failure is over the bound",
+              broken.returncode == 1 and "exit 3: planted" in broken.stdout
+              and "judged: " + root in broken.stdout)
+        alone = compare(root, "--self")
+        check("--self says that no engine ran", alone.returncode == 0
+              and "no engine ran" in alone.stdout
+              and "0 over bound (the oracle against itself)" in alone.stdout)
+        plant = compare(root, "--plant", "q-norm")
+        check("--plant says where its errors are", plant.returncode == 0
+              and "in the oracle's own copy of the model; no engine ran" in plant.stdout)
+
+
 def main():
     began = time.time()
     prompts()
@@ -238,6 +276,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
         make_model.make(toyconfig.tiny(), 3, folder, 16.0)
         depths(Model(folder))
+    who_is_judged()
     print("%d failed, %.0f s" % (len(FAILED), time.time() - began))
     return 1 if FAILED else 0
 

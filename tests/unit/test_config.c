@@ -222,13 +222,16 @@ static void test_whole(void)
 
     EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=127", &err), KV_OK);
     EXPECT_EQ_U64(config_check(&config, &err), KV_INVALID);
-    EXPECT(strstr(err.text, "engine.pass_rows") != NULL);
+    EXPECT(strcmp(err.text, "engine.pass_rows must be 0, or 128 to 4096 (at least 2 and "
+                            "engine.chunk_tokens = 128), found 127") == 0);
     EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=128", &err), KV_OK);
     EXPECT_EQ_U64(config_check(&config, &err), KV_OK);
     EXPECT_EQ_U32(config_pass_rows(&config), 128);
     EXPECT_EQ_U64(config_flag(&config, "engine.chunk_tokens=1", &err), KV_OK);
     EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=1", &err), KV_OK);
     EXPECT_EQ_U64(config_check(&config, &err), KV_INVALID);
+    EXPECT(strcmp(err.text, "engine.pass_rows must be 0, or 2 to 4096 (at least 2 and "
+                            "engine.chunk_tokens = 1), found 1") == 0);
     EXPECT_EQ_U64(config_flag(&config, "engine.pass_rows=0", &err), KV_OK);
     EXPECT_EQ_U64(config_flag(&config, "engine.chunk_tokens=4096", &err), KV_OK);
     EXPECT_EQ_U64(config_check(&config, &err), KV_OK);

@@ -215,7 +215,7 @@ static void test_engram(void)
 {
     refuse("[1, 6]", "[6, 1]", "engram_layer_ids must ascend");
     refuse("[1, 6]", "[1, 8]", "layers of the encoder");
-    refuse("[1, 6]", "[1, 16]", "engram_layer_ids[1] must be an integer below 16");
+    refuse("[1, 6]", "[1, 16]", "engram_layer_ids[1] must be 0 to 15, found 16");
     refuse("[1618, 1824]", "[1618]", "one entry per Engram layer");
     refuse("[1618, 1824]", "[1618, 1825]", "[1] must be 1824, the sum of its 6 primes, found 1825");
     refuse("\"engram_vocab_size\": 257", "\"engram_vocab_size\": 258", "engram_num_embeddings[0]");
@@ -223,15 +223,67 @@ static void test_engram(void)
     refuse("\"engram_max_ngram_size\": 4", "\"engram_max_ngram_size\": 5", "must be 2 to 4");
     refuse("\"engram_n_heads\": 2", "\"engram_n_heads\": 0", "engram_n_heads");
     refuse("_size\": 486", "_size\": 513", "engram_compressed_vocab_size must be 1 to 512");
-    refuse("\"engram_pad_token_id\": 2", "\"engram_pad_token_id\": 512", "engram_pad_token_id");
+    refuse("\"engram_pad_token_id\": 2", "\"engram_pad_token_id\": 512",
+           "engram_pad_token_id must be 0 to 511, found 512");
     refuse("\"engram_head_dim\": 32,", "", "engram_head_dim is missing");
+}
+
+static void test_lists(void)
+{
+    refuse("\"compress_ratios\": [0", "\"compress_ratios\": [-2",
+           "compress_ratios[0] must be 0 to 2, found -2");
+    refuse("\"compress_ratios\": [0", "\"compress_ratios\": [3",
+           "compress_ratios[0] must be 0 to 2, found 3");
+    refuse("\"compress_ratios\": [0", "\"compress_ratios\": [\"\\u00e4\"",
+           "compress_ratios[0] must be an integer 0 to 2, found \"??\"");
+    refuse("\"compress_ratios\": [0",
+           "\"compress_ratios\": [\"0123456789012345678901234567890123456789\"",
+           "found \"012345678901234567890123456789012345678...");
+}
+
+/* Ids that the model uses and such that only others use: all are of the vocabulary. */
+static void test_token_ids(void)
+{
+    static const struct {
+        const char *name, *from;
+    } ids[] = {{"bos_token_id", "\"bos_token_id\": 0"},
+               {"eos_token_id", "\"eos_token_id\": 1"},
+               {"pad_token_id", "\"pad_token_id\": 2"},
+               {"image_token_id", "\"image_token_id\": 510"}};
+    static const char *const bad[][2] = {{"512", "0 to 511, found 512"},
+                                         {"-1", "0 to 511, found -1"},
+                                         {"4294967295", "0 to 511, found 4294967295"},
+                                         {"1.5", "an integer 0 to 511, found 1.5"},
+                                         {"\"x\"", "an integer 0 to 511, found \"x\""},
+                                         {"[1, 2]", "an integer 0 to 511, found [1,2]"}};
+    static const char *const optional[][2] = {{"\"bos_token_id\": 0,", ""},
+                                              {"\"bos_token_id\": 0", "\"bos_token_id\": null"},
+                                              {"\"bos_token_id\": 0", "\"bos_token_id\": 511"},
+                                              {"\"pad_token_id\": 2,", ""},
+                                              {"\"image_token_id\": 510,", ""}};
+    char to[64], word[96];
+
+    for (size_t i = 0; i < KV_ARRAY_COUNT(ids); i++)
+        for (size_t n = 0; n < KV_ARRAY_COUNT(bad); n++) {
+            (void)snprintf(to, sizeof(to), "\"%s\": %s", ids[i].name, bad[n][0]);
+            (void)snprintf(word, sizeof(word), ": %s must be %s", ids[i].name, bad[n][1]);
+            refuse(ids[i].from, to, word);
+        }
+    for (size_t i = 0; i < KV_ARRAY_COUNT(optional); i++) {
+        struct eng_config config;
+        struct kv_error err = {0};
+        char *text = edit(optional[i][0], optional[i][1]);
+        EXPECT(eng_config_parse("c.json", text, strlen(text), &config, &err) == KV_OK);
+        free(text);
+    }
+    refuse("\"eos_token_id\": 1,", "", "field eos_token_id is missing");
 }
 
 static void test_draft(void)
 {
     refuse("[13, 14, 15]", "[14, 13, 15]", "dspark_target_layer_ids must ascend");
     refuse("[13, 14, 15]", "[]", "dspark_target_layer_ids must not be empty");
-    refuse("[13, 14, 15]", "[13, 14, 16]", "below 16");
+    refuse("[13, 14, 15]", "[13, 14, 16]", "dspark_target_layer_ids[2] must be 0 to 15, found 16");
     refuse("[13, 14, 15]", "[7, 14, 15]", "layers of the decoder");
     refuse("\"dspark_block_size\": 3", "\"dspark_block_size\": 0", "dspark_block_size");
     refuse("\"dspark_noise_token_id\": 511", "\"dspark_noise_token_id\": 512", "noise_token_id");
@@ -249,6 +301,8 @@ int main(void)
     test_head_dim();
     test_context();
     test_engram();
+    test_lists();
+    test_token_ids();
     test_draft();
     refuse("1, 1, 0, 0, 0]", "1, 1, 0, 1, 0]", "draft stages must be 0");
     refuse("[0, 0, 2, 2, 2,", "[0, 0, 2, 2, 0,", "a kv source has compress ratio 0");

@@ -15,12 +15,43 @@
 
 #include <string.h>
 
+/* What --help says, of all and of one. */
+#define TEXT_RPC                                                                                   \
+    "rpc           Lookup over a unix socket beside an echo over bare gRPC C core and two\n"       \
+    "              hand-overs between threads; at most 1.10 at p50.  Starts its own daemon.\n"
+#define TEXT_GEMM                                                                                  \
+    "gemm          matrix products on weights as stored beside oneDNN's bf16 product, one\n"       \
+    "              thread; at least 0.90 of it from 32 rows on\n"
+#define TEXT_PREFILL "prefill       a prompt through CED beside all layers on every token\n"
+#define TEXT_THREADS "threads       prefill with two threads beside one\n"
+#define TEXT_RESUME                                                                                \
+    "resume        50 new tokens after EXACT and REPLAY beside a session that stayed live\n"
+#define TEXT_DECODE "decode        16 sessions sharing passes beside one\n"
+#define TEXT_DRAFT                                                                                 \
+    "draft         one session with engine.draft = auto beside off; starts its own daemons\n"
+#define TEXT_BATCH_REPLAY                                                                          \
+    "batch-replay  16 sessions without windows back together, beside one long prompt and\n"        \
+    "              one by one\n"
+#define TEXT_ENGINE                                                                                \
+    "\nThe engine's benchmarks run on the model `small` with random weights, in this process\n"    \
+    "where nothing else is said.\n"
+#define TEXT_ALL                                                                                   \
+    "A target that is missed is reported as missed; the exit code stays 0.  A benchmark that is\n" \
+    "ended (Ctrl-C) says what it has measured so far, and leaves no files and no daemon."
+
 static const struct {
-    const char *name;
+    const char *name, *help, *example;
     int (*run)(struct bench_progress *progress, const struct bench_engine_options *options);
-} engine_benches[] = {
-    {"prefill", bench_prefill}, {"threads", bench_threads}, {"resume", bench_resume},
-    {"decode", bench_decode},   {"draft", bench_draft},     {"batch-replay", bench_batch_replay},
+} benches[] = {
+    {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", NULL},
+    {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
+    {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
+    {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
+    {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", bench_resume},
+    {"decode", TEXT_DECODE TEXT_ENGINE TEXT_ALL, "cachectl bench decode --quick", bench_decode},
+    {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick", bench_draft},
+    {"batch-replay", TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL, "cachectl bench batch-replay --quick",
+     bench_batch_replay},
 };
 
 /* Runs the benchmark `name`. */
@@ -29,11 +60,26 @@ static int run_named(struct bench_progress *progress, const char *name,
 {
     if (strcmp(name, "gemm") == 0) return bench_gemm(progress, options->quick, hot);
     if (strcmp(name, "rpc") == 0) return bench_rpc(progress, daemon, options->quick);
-    for (size_t i = 0; i < KV_ARRAY_COUNT(engine_benches); i++)
-        if (strcmp(name, engine_benches[i].name) == 0)
-            return engine_benches[i].run(progress, options);
+    for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
+        if (strcmp(name, benches[i].name) == 0) return benches[i].run(progress, options);
     ctl_error("no benchmark is called %.64s: see cachectl bench --help", name);
     return CLIENT_EXIT_NOT_FOUND;
+}
+
+/* The command as --help shows it: with the text of the benchmark that argv names, if it names one.
+ */
+static struct command named_command(const struct command *command, int argc, char **argv)
+{
+    struct command named = *command;
+
+    for (int word = 0; word < argc; word++)
+        for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
+            if (strcmp(argv[word], benches[i].name) == 0) {
+                named.arguments = benches[i].name;
+                named.details = benches[i].help;
+                named.example = benches[i].example;
+            }
+    return named;
 }
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
@@ -54,7 +100,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
         {"--threads", ARG_COUNT, "N", "engine benchmarks: threads (default 0: one per core)",
          &options.threads},
     };
-    if (ctl_parse(ctl, command, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
+    const struct command named = named_command(command, argc, argv);
+    if (ctl_parse(ctl, &named, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
     if (options.threads > KV_ENGINE_THREADS_MAX) {
         ctl_error("--threads must be at most %u, found %llu", KV_ENGINE_THREADS_MAX,
                   (unsigned long long)options.threads);
@@ -62,6 +109,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     }
     bench_progress_start(&progress, ctl);
     code = run_named(&progress, argv[0], &options, daemon, hot);
+    bench_progress_stop(&progress);
     if (code != 0 && spawn_interrupted()) bench_say_interrupted(&progress);
     return code;
 }
@@ -81,23 +129,8 @@ const struct command command_bench = {
     .name = "bench",
     .arguments = "NAME",
     .summary = "one named benchmark, against anchors of the same run",
-    .details =
-        "rpc           Lookup over a unix socket beside an echo over bare gRPC C core and two\n"
-        "              hand-overs between threads; at most 1.10 at p50.  Starts its own daemon.\n"
-        "gemm          matrix products on weights as stored beside oneDNN's bf16 product, one\n"
-        "              thread; at least 0.90 of it from 32 rows on\n"
-        "prefill       a prompt through CED beside all layers on every token\n"
-        "threads       prefill with two threads beside one\n"
-        "resume        50 new tokens after EXACT and REPLAY beside a session that stayed live\n"
-        "decode        16 sessions sharing passes beside one\n"
-        "draft         one session with engine.draft = auto beside off; starts its own daemons\n"
-        "batch-replay  16 sessions without windows back together, beside one long prompt and\n"
-        "              one by one\n\n"
-        "The engine's benchmarks run on the model `small` with random weights, in this process\n"
-        "where nothing else is said.\n"
-        "A target that is missed is reported as missed; the exit code stays 0.  A benchmark that "
-        "is\n"
-        "ended (Ctrl-C) says what it has measured so far, and leaves no files and no daemon.",
+    .details = TEXT_RPC TEXT_GEMM TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE TEXT_DRAFT
+        TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL,
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,
     .arguments_max = 1,

@@ -59,6 +59,7 @@ static bool side_start(struct bench_progress *progress, struct side *side, const
         return false;
     for (uint32_t i = 0; i < PROMPT; i++)
         prompt[i] = 3 + i * 7 % 200;
+    if (!bench_go_on(progress)) return false;
     if (!turn_open(side->client, SESSION, &created, &vocab, &failure) ||
         !turn_run_prefill(side->client, SESSION, prompt, PROMPT, &prefill, &failure))
         return fail(&failure);

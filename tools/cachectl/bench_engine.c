@@ -123,6 +123,7 @@ struct eng_model *bench_model_open(const struct bench_model_dir *dir, uint32_t t
     struct eng_model *model = NULL;
     struct kv_error err = {0};
 
+    if (spawn_interrupted()) return NULL; /* Opening reads all weights. */
     if (eng_model_open(&options, &model, &err) == KV_OK) return model;
     ctl_error("%s", err.text);
     return NULL;

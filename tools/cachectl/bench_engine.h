@@ -35,7 +35,8 @@ int bench_model_dir_make(struct bench_progress *progress,
                          struct bench_model_dir *ret_dir);
 void bench_model_dir_drop(struct bench_model_dir *dir);
 
-/* Opens it with the CPU backend.  NULL: not possible, the sentence is printed. */
+/* Opens it with the CPU backend.  NULL: not possible, the sentence is printed, or this program is
+ * to end. */
 struct eng_model *bench_model_open(const struct bench_model_dir *dir, uint32_t threads,
                                    bool prefill_all);
 

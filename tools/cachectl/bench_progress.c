@@ -2,7 +2,9 @@
  * What a benchmark says on stderr while it runs, and when it is ended.
  *
  * Lines come from the loops that compute, between two passes or calls and outside of what is timed,
- * so that no thread and no timer runs beside a measurement.
+ * so that no thread and no timer runs beside a measurement.  The one thread there is sleeps until a
+ * signal comes: a model being opened or a daemon's answer cannot be left at once, and Ctrl-C must
+ * not look as if nothing had heard it.
  */
 
 #include "tools/cachectl/bench_progress.h"
@@ -11,14 +13,53 @@
 #include "tools/cachectl/spawn.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define SECOND_NS 1000000000u
 #define TERMINAL_NS (2ull * SECOND_NS)
 #define FILE_NS (10ull * SECOND_NS)
+#define STOPPING_MS 200 /* An end that comes sooner needs no word. */
+
+static void *watch(void *context)
+{
+    const struct bench_progress *progress = context;
+    struct pollfd ends[] = {{.fd = progress->signal_fd, .events = POLLIN},
+                            {.fd = progress->done_fd, .events = POLLIN}};
+    int ready;
+
+    do {
+        ready = poll(ends, 2, -1);
+    } while (ready < 0 && errno == EINTR);
+    if (ready <= 0 || ends[1].revents != 0 || poll(&ends[1], 1, STOPPING_MS) != 0) return NULL;
+    const char *name = sigabbrev_np(spawn_signal());
+    (void)fprintf(stderr, "cachectl: SIG%s: stopping when the step under way is done\n",
+                  name != NULL ? name : "?");
+    return NULL;
+}
+
+/* Without it the benchmark runs all the same. */
+static void start_watcher(struct bench_progress *progress)
+{
+    progress->signal_fd = spawn_signal_fd();
+    progress->done_fd = eventfd(0, EFD_CLOEXEC);
+    progress->watched = progress->signal_fd >= 0 && progress->done_fd >= 0 &&
+                        pthread_create(&progress->watcher, NULL, watch, progress) == 0;
+}
+
+void bench_progress_stop(struct bench_progress *progress)
+{
+    if (progress->watched && eventfd_write(progress->done_fd, 1) == 0)
+        (void)pthread_join(progress->watcher, NULL);
+    if (progress->signal_fd >= 0) (void)close(progress->signal_fd);
+    if (progress->done_fd >= 0) (void)close(progress->done_fd);
+    progress->watched = false;
+}
 
 void bench_progress_start(struct bench_progress *progress, const struct ctl *ctl)
 {
@@ -30,6 +71,7 @@ void bench_progress_start(struct bench_progress *progress, const struct ctl *ctl
         .every_ns = isatty(STDERR_FILENO) == 1 ? TERMINAL_NS : FILE_NS,
     };
     progress->said_ns = progress->began_ns;
+    start_watcher(progress);
 }
 
 void bench_say(struct bench_progress *progress, const char *fmt, ...)

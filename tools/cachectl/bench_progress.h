@@ -5,10 +5,13 @@
  *
  * The long loops of every benchmark ask bench_go_on(): it says now and then what is under way, and
  * whether a signal wants this program to end.  What has been measured is noted as it comes, so that
- * a benchmark that is ended can still say it.  Owned by: the command's stack; one thread.
+ * a benchmark that is ended can still say it.  Owned by: the command's stack; one thread,
+ * and the watcher reads the two descriptors.
  */
 
 #include "tools/cachectl/ctl.h"
+
+#include <pthread.h>
 
 #define BENCH_NOTES_MAX 8u
 
@@ -18,10 +21,15 @@ struct bench_progress {
     uint64_t began_ns, said_ns, every_ns;
     char notes[BENCH_NOTES_MAX][240]; /* What was measured so far. */
     uint32_t note_count;
+    pthread_t watcher; /* Sleeps until a signal comes; borrows the two descriptors. */
+    bool watched;
+    int signal_fd, done_fd;
 };
 
-/* Signals that end a program are held from now on. */
+/* Signals that end a program are held from now on.  One that is not followed soon is answered at
+ * once with a line on stderr; the watcher points to `progress`, which must stay where it is. */
 void bench_progress_start(struct bench_progress *progress, const struct ctl *ctl);
+void bench_progress_stop(struct bench_progress *progress);
 
 /* One line on stderr, unless --quiet. */
 void bench_say(struct bench_progress *progress, const char *fmt, ...)

@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 #define NOT_GIVEN UINT64_MAX
@@ -103,6 +102,11 @@ static bool check_options(const struct model_run_options *options, uint64_t chun
                   options->tokens == NULL ? "--tokens FILE" : "--dump OUT.safetensors");
         return false;
     }
+    if (options->tokens[0] == '\0' || options->dump[0] == '\0') {
+        ctl_error("%s is empty: it takes the name of a file",
+                  options->tokens[0] == '\0' ? "--tokens" : "--dump");
+        return false;
+    }
     if (options->replay && !options->resumes) {
         ctl_error("--replay needs --resume-at N");
         return false;
@@ -116,28 +120,6 @@ static bool check_options(const struct model_run_options *options, uint64_t chun
         ctl_error("--threads must be at most %u, found %llu", KV_ENGINE_THREADS_MAX,
                   (unsigned long long)threads);
         return false;
-    }
-    return true;
-}
-
-/* The dump takes its place by a rename: over the input, or a device, that would be a loss. */
-static bool check_output(const struct model_run_options *options)
-{
-    char part[4096];
-    struct stat in, out;
-
-    (void)snprintf(part, sizeof(part), "%s.part", options->dump);
-    const char *const paths[] = {options->dump, part};
-    for (size_t i = 0; i < KV_ARRAY_COUNT(paths); i++) {
-        if (lstat(paths[i], &out) != 0) continue;
-        if (!S_ISREG(out.st_mode)) {
-            ctl_error("%s: not a regular file", paths[i]);
-            return false;
-        }
-        if (stat(options->tokens, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
-            ctl_error("%s: --dump would replace the tokens", paths[i]);
-            return false;
-        }
     }
     return true;
 }
@@ -265,6 +247,7 @@ static int prefill(struct runner *runner, const char *what, uint32_t from, uint3
     const uint64_t begin = now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
     struct eng_run_left left;
+    struct kv_error err = {0};
 
     eng_prefill_begin(runner->session, runner->ids, from, to);
     while (left = eng_run_left(runner->session), left.encode > 0 || left.decode > 0) {
@@ -274,6 +257,8 @@ static int prefill(struct runner *runner, const char *what, uint32_t from, uint3
             ctl_error("interrupted");
             return CLIENT_EXIT_FAILED;
         }
+        /* What follows would be computed from other weights, or from none. */
+        if (eng_model_check(runner->model, &err) != KV_OK) return fail(&err);
         const uint64_t now = now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
@@ -424,12 +409,9 @@ static int run_and_dump(struct runner *runner)
     }
     if (code == CLIENT_EXIT_OK) {
         take_sources(runner, &tensors);
-        if (eng_model_lost(runner->model)) {
-            ctl_error("%s: the weights were changed while they were read", options->dir);
-            code = CLIENT_EXIT_FAILED;
-        } else if (model_dump_finish(&tensors.dump, &err) != KV_OK) {
+        if (eng_model_check(runner->model, &err) != KV_OK ||
+            model_dump_finish(&tensors.dump, &err) != KV_OK)
             code = fail(&err);
-        }
     }
     model_dump_fini(&tensors.dump);
     return code;
@@ -502,7 +484,7 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
     options.chunk = (uint32_t)KV_MIN(chunk, KV_PASS_ROWS_MAX);
     options.threads = (uint32_t)KV_MIN(threads, KV_ENGINE_THREADS_MAX);
-    if (!check_options(&options, chunk, threads) || !check_output(&options) ||
+    if (!check_options(&options, chunk, threads) || !model_run_check_output(&options) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
         !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
         !parse_isa(isa_text, &options.isa))

@@ -16,3 +16,7 @@ struct model_run_options {
     bool resumes, replay;
     uint32_t resume_at;
 };
+
+/* Whether the dump may take its name: nothing that the run reads may be there, nor anything but a
+ * file.  false: the sentence is printed. */
+bool model_run_check_output(const struct model_run_options *options);

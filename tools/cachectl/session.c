@@ -316,6 +316,8 @@ static int run_show(struct ctl *ctl, const struct command *command, int argc, ch
     request.session_id = argv[0];
     if (!client_call(client, CLIENT_GET_SESSION, &request.base, &answer, &failure)) {
         code = ctl_failure(&failure);
+        /* The name is all that was said, so that is what was wrong. */
+        if (failure.code == CLIENT_INVALID_ARGUMENT) code = CLIENT_EXIT_USAGE;
     } else if (!answer->session) {
         ctl_error("the daemon's answer holds no session");
         code = CLIENT_EXIT_FAILED;

@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -126,6 +127,14 @@ int spawn_signal(void)
 bool spawn_interrupted(void)
 {
     return spawn_signal() != 0;
+}
+
+int spawn_signal_fd(void)
+{
+    sigset_t ending;
+
+    ending_signals(&ending);
+    return signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
 bool spawn_wait(pid_t pid, bool (*go_on)(void *context), void *context, int *ret_status)

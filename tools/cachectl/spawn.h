@@ -44,6 +44,9 @@ void spawn_hold_signals(void);
 bool spawn_interrupted(void);
 int spawn_signal(void); /* Which signal that is; 0: none. */
 
+/* A descriptor that poll() finds readable from then on, for the caller to close.  -1: none. */
+int spawn_signal_fd(void);
+
 /* Runs argv with stdin from /dev/null and stdout and stderr appended to log_path (NULL: inherited).
  * 0: it could not be started. */
 pid_t spawn_process(char *const argv[], const char *log_path);
