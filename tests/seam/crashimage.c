@@ -89,7 +89,13 @@ static void check_real(struct check *check, const struct work *work,
     struct real real;
     struct kv_error err = {0};
     struct work at_dir = *work; /* The same promises, of a store in another folder. */
-    if (real_open(&real, recorder, image, STACK_DIR, &err) != KV_OK) {
+    const kv_status status = real_open(&real, recorder, image, STACK_DIR, &err);
+    if (status == KV_INVALID || status == KV_CORRUPT) { /* What is left is not taken for ours. */
+        (void)snprintf(check->first, sizeof(check->first), "%s", err.text);
+        check->unopened++;
+        return;
+    }
+    if (status != KV_OK) {
         (void)fprintf(stderr, "a real image cannot be made here: %s\n", err.text);
         exit(2);
     }
