@@ -13,6 +13,7 @@ def _config(t):
         "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
         "rms_norm_eps": 1e-20, "hc_mult": 4, "hc_sinkhorn_iters": 20,
         "hc_eps": 1e-6, "rope_theta": 10000, "compress_rope_theta": 160000,
+        "max_position_embeddings": 1048576,
         "engram_max_ngram_size": 4, "engram_pad_token_id": 2,
         "expert_dtype": "fp4",
     }
