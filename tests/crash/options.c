@@ -20,7 +20,6 @@ static const struct option long_options[] = {
     {"plant", required_argument, NULL, OPT_PLANT},
     {"dir", required_argument, NULL, OPT_DIR},
     {"expect-loss", no_argument, NULL, 'l'},
-    {"strict", no_argument, NULL, 's'},
     {"verbose", no_argument, NULL, 'v'},
     {"keep", no_argument, NULL, 'k'},
     {"help", no_argument, NULL, 'h'},
@@ -73,8 +72,6 @@ static bool take(struct cr_options *options, int option)
     case 'l':
         options->expect_loss = true;
         return true;
-    case 's':
-        return true; /* The only way there is. */
     case 'v':
         options->verbose = true;
         return true;
