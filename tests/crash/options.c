@@ -79,7 +79,8 @@ static bool take(struct cr_options *options, int option)
         options->keep = true;
         return true;
     default:
-        return option < 'a' && option > 0 && take_number(options, option, optarg);
+        /* '?': unknown, or without its argument. */
+        return option <= OPT_SEED && take_number(options, option, optarg);
     }
 }
 
