@@ -91,8 +91,8 @@ void cr_parse(int argc, char **argv, const char *help, struct cr_options *option
         if (!take(options, option)) usage(options, help, CR_EXIT_USAGE);
     }
     if (optind < argc || options->count == 0) usage(options, help, CR_EXIT_USAGE);
-    /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test.  A search for a planted bug ends
-     * where it is found, and is as long everywhere. */
+    /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test.  A search for a planted bug
+     * ends where it is found, and is as long everywhere. */
     if (options->plant == NULL) options->count = (uint32_t)harness_count(options->count);
     if (!options->keep) ex_clean_after();
 }

@@ -436,8 +436,8 @@ static void parse(int argc, char **argv, struct options *options)
         (void)fputs(usage, stderr);
         harness_exit(EXIT_USAGE);
     }
-    /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test.  A search for a planted bug ends
-     * where it is found, and is as long everywhere. */
+    /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test.  A search for a planted bug
+     * ends where it is found, and is as long everywhere. */
     if (options->plant == NULL) options->count = (uint32_t)harness_count(options->count);
 }
 
