@@ -64,6 +64,24 @@ static int compare_pages(const void *a, const void *b)
     return x->uid < y->uid ? -1 : x->uid > y->uid;
 }
 
+/* Deletes the record, and has the next start compare all: what it stood for is not known. */
+static void load_forget(struct load *load, const struct kv_manifest_put *put)
+{
+    const struct kv_manifest_put gone = {.key = put->key, .key_bytes = put->key_bytes};
+    struct kv_batch *dead = kv_store_dead_batch(load->store);
+    if (dead == NULL || kv_batch_put(dead, &gone) != KV_OK || kv_batch_doubt(dead) != KV_OK)
+        kv_log(load->store->options.log, KV_LOG_ERROR, "record_leaked", "kind=damaged");
+}
+
+static void load_forget_page(struct load *load, const struct kv_record_page *record)
+{
+    uint8_t key[KV_RECORD_KEY_MAX];
+    const struct kv_manifest_put put = {
+        .key = key, .key_bytes = kv_key_page(&load->session->id, record->uid, key)};
+    load->store->counters.missing_pages++;
+    load_forget(load, &put);
+}
+
 static kv_status load_decode(struct load *load)
 {
     const uint32_t count = load->scan.record_count;
@@ -91,6 +109,7 @@ static kv_status load_decode(struct load *load)
             load->store->counters.corrupt_pages++;
             kv_log(load->store->options.log, KV_LOG_ERROR, "record_damaged", "kind=%s",
                    is_node ? "node" : "page");
+            load_forget(load, &put);
             continue;
         }
         if (is_node)
@@ -109,7 +128,10 @@ static void load_pages(struct load *load)
     for (uint32_t i = 0; i < load->page_count; i++) {
         const struct kv_record_page *record = &load->pages[i];
         load->page_objects[i] = KV_PAGE_INDEX_NONE;
-        if (!kv_ssd_claimed(store->ssd, record->ssd_page)) continue; /* Its file is gone. */
+        if (!kv_store_segment_recorded(store, record->ssd_page)) {
+            load_forget_page(load, record); /* Its place may become somebody else's. */
+            continue;
+        }
         const uint32_t page = kv_index_page_add(store->index, load->session);
         if (page == KV_PAGE_INDEX_NONE) continue;
         struct kv_page *object = kv_index_page(store->index, page);
@@ -192,6 +214,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     kv_index_node_mark(node, record->replays, record->replay_count);
     node->kernels = record->kernels;
     node->durable = true;
+    kv_index_node_recorded(node);
     node->foreign = record->model_tag != kv_index_model_tag(store->index);
     node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */
     kv_index_renew(node, record->used_ms);
@@ -203,11 +226,12 @@ static void load_link(struct load *load)
 {
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
+    const uint32_t recorded = session->recorded_nodes;
+    session->recorded_nodes = 0; /* They are counted as they are linked. */
     load_pages(load);
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
         store->counters.nodes_dropped++;
-        store->checkpoints--;
         session->last_loss = KV_REASON_CORRUPT;
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
@@ -220,6 +244,10 @@ static void load_link(struct load *load)
             kv_index_page_unref(store->index, load->page_objects[i]);
     }
     session->head = session->has_head ? kv_index_node_find(session, &session->head_id) : NULL;
+    if (session->recorded_nodes == recorded) return;
+    store->checkpoints += session->recorded_nodes;
+    store->checkpoints -= recorded;
+    kv_store_record_count(store, session);
 }
 
 static void load_scanned(struct kv_msg *msg)
@@ -299,7 +327,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
     assert(session->load == KV_LOAD_DONE);
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
-    const uint32_t nodes = session->node_count;
+    const uint32_t recorded = session->recorded_nodes;
     store->unloading = true;
     while (session->roots != NULL) {
         struct kv_node *node = session->roots;
@@ -310,7 +338,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     }
     store->unloading = false;
     session->head = NULL;
-    session->recorded_nodes = nodes;
+    session->recorded_nodes = recorded;
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }
