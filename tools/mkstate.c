@@ -157,9 +157,12 @@ static int make(const struct mkstate_plan *plan)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"checkpoints", required_argument, NULL, 'c'}, {"users", required_argument, NULL, 'u'},
-        {"sessions", required_argument, NULL, 'n'},    {"seed", required_argument, NULL, 's'},
-        {"help", no_argument, NULL, 'h'},              {NULL, 0, NULL, 0},
+        {"checkpoints", required_argument, NULL, 'c'},
+        {"users", required_argument, NULL, 'u'},
+        {"sessions", required_argument, NULL, 'n'},
+        {"seed", required_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     struct mkstate_plan plan = {.seed = MKSTATE_SEED_DEFAULT};
     uint64_t users = 0, sessions = 0;

@@ -206,8 +206,7 @@ static kv_status make_node(struct save *save, struct kv_node **parent, const uin
     struct kv_node *node = kv_index_node_add(make->store->index, save->session, *parent, tokens,
                                              pages + first, kv_pages_for(tokens) - first);
     if (node == NULL) return KV_NOMEM;
-    node->digest =
-        kv_digest_at(&make->chain[k], tokens, make->ids + (size_t)k * KV_PAGE_TOKENS);
+    node->digest = kv_digest_at(&make->chain[k], tokens, make->ids + (size_t)k * KV_PAGE_TOKENS);
     kv_sha256(node->digest.bytes, sizeof(node->digest.bytes), &hash);
     memcpy(node->id.bytes, hash.bytes, sizeof(node->id.bytes));
     node->kind = save->nodes % 2 == 0 ? PREFILL_END : DECODE_END;

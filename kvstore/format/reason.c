@@ -184,6 +184,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Call again, every call may be repeated; or allow more time."),
     REASON(CANCELLED, CANCELLED, "The caller went away or the session was closed meanwhile.",
            "Call again if the answer is still wanted."),
+    REASON(STARTING, UNAVAILABLE,
+           "The daemon is still reading what its state directory holds; nothing can be asked of it "
+           "yet but its health, its statistics and its configuration.",
+           "Try again when the health service says SERVING; cachectl status shows how far it is."),
     REASON(SHUTTING_DOWN, UNAVAILABLE, "The daemon is stopping.",
            "Call again when it is back; stored checkpoints stay."),
     REASON(NOT_IMPLEMENTED, UNIMPLEMENTED, "This version of the daemon does not have that yet.",

@@ -83,7 +83,7 @@ struct kv_session {
     uint64_t created_ms, used_ms, ttl_ms, epoch;
     struct kv_checkpoint_id head_id; /* As recorded; resolved to head when the tree is loaded. */
     bool has_head;
-    uint32_t head_tokens; /* As recorded, like the next: for lists while not loaded. */
+    uint32_t head_tokens;    /* As recorded, like the next: for lists while not loaded. */
     uint32_t recorded_nodes; /* That records name, or batches posted or being filled. */
     uint32_t claimed_tokens; /* Where the caller of the last save was told the head is. */
     uint8_t kind;

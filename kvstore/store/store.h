@@ -44,7 +44,7 @@ struct kv_store_options {
     /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
     void (*progress)(void *context, const char *phase, uint32_t percent);
     void *progress_context;
-    enum kv_plant plant;   /* Test builds: a bug to be found. */
+    enum kv_plant plant; /* Test builds: a bug to be found. */
 };
 
 /* What a start found.  dropped is the sum of the three below it. */

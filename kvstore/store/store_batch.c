@@ -152,8 +152,8 @@ kv_status kv_batch_segment(struct kv_batch *batch, uint32_t number)
     if (status == KV_OK) {
         segment = &batch->segments[batch->segment_count];
         segment->number = number;
-        status = batch_put_at(batch, key, kv_key_segment(number, key), value, bytes,
-                              &segment->value);
+        status =
+            batch_put_at(batch, key, kv_key_segment(number, key), value, bytes, &segment->value);
     }
     if (status == KV_OK) batch->segment_count++;
     free(value);
@@ -274,8 +274,8 @@ kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page)
     kv_status status = grow((void **)&batch->taken, batch->taken_count, &batch->taken_capacity,
                             sizeof(*batch->taken));
     if (status == KV_OK)
-        status = kv_batch_segment(
-            batch, kv_segments_number(batch->store->segments, page->ssd_page));
+        status =
+            kv_batch_segment(batch, kv_segments_number(batch->store->segments, page->ssd_page));
     if (status != KV_OK) return status;
     const uint32_t key_bytes = kv_key_page(&page->session->id, page->uid, key);
     status = batch_put(batch, key, key_bytes, value, kv_record_page_encode(&record, value));

@@ -2,8 +2,8 @@
  * Opening the store: build the tiers, then read what the last run left.
  *
  * Recovery claims the SSD pages that records name and counts checkpoints (store_recover.c); it
- * reads no page, and seldom a tree.  Space without a record is free by construction, so a crash between write and
- * record needs no repair.  Trees are loaded when a session is first touched.
+ * reads no page, and seldom a tree.  Space without a record is free by construction, so a crash
+ * between write and record needs no repair.  Trees are loaded when a session is first touched.
  */
 
 #include "kvstore/store/store.h"

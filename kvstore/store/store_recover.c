@@ -105,9 +105,8 @@ static void mark_directory(struct kv_store *store)
     struct kv_store_options *options = &store->options;
     struct kv_error err = {0};
     if ((options->superblock.features & KV_FEATURE_SEGMENTS) != 0) return;
-    const kv_status status = kv_directory_add_feature(options->disk, options->dir,
-                                                      KV_FEATURE_SEGMENTS, &options->superblock,
-                                                      &err);
+    const kv_status status = kv_directory_add_feature(
+        options->disk, options->dir, KV_FEATURE_SEGMENTS, &options->superblock, &err);
     if (status != KV_OK)
         kv_log(options->log, KV_LOG_WARN, "segments_unmarked",
                "text=\"%s: the next start reads all trees again\"", err.text);

@@ -157,8 +157,7 @@ bool kv_store_segment_recorded(const struct kv_store *store, uint32_t ssd_page)
 void kv_store_segment_touch(struct kv_store *store, uint32_t ssd_page, uint64_t used_ms)
 {
     const uint32_t number = ssd_page / store->segments->pages;
-    if (number < store->segments->count)
-        (void)kv_segments_touch(store->segments, number, used_ms);
+    if (number < store->segments->count) (void)kv_segments_touch(store->segments, number, used_ms);
 }
 
 void kv_store_segment_set_state(struct kv_store *store, uint32_t number,

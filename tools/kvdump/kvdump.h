@@ -31,11 +31,11 @@ enum dump_exit {
 struct dump_segment {
     bool is_there;
     uint64_t file_bytes;
-    uint32_t used;                /* Pages that records claim. */
+    uint32_t used; /* Pages that records claim. */
     bool has_record;
-    uint8_t state;    /* As recorded, like the next two. */
+    uint8_t state; /* As recorded, like the next two. */
     uint64_t used_ms;
-    uint8_t *bits;    /* Heap. */
+    uint8_t *bits;                /* Heap. */
     char cause[DUMP_CAUSE_BYTES]; /* What is wrong with it as a whole; empty: nothing. */
 };
 
@@ -74,7 +74,7 @@ struct dump {
     kv_status noted_status; /* Of the file acknowledged; KV_MISS: nothing is noted. */
     struct kv_acknowledged noted;
     uint32_t noted_damaged; /* Slots. */
-    bool is_doubted; /* The next start counts again. */
+    bool is_doubted;        /* The next start counts again. */
     bool has_store;
     struct kv_record_store store;
     uint32_t pages_per_segment;

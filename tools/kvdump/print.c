@@ -204,8 +204,8 @@ static void print_directory(const json_t *json)
         const char *damage = json_string_value(json_object_get(segment, "damage"));
         (void)printf("%-18s %14lld %8lld %8lld %-7s%s%s\n", text(segment, "file"),
                      number(segment, "bytes"), number(segment, "pages_used"),
-                     number(segment, "pages_free"), text(segment, "state"), damage == NULL ? "" : "  ",
-                     damage == NULL ? "" : damage);
+                     number(segment, "pages_free"), text(segment, "state"),
+                     damage == NULL ? "" : "  ", damage == NULL ? "" : damage);
     }
 }
 
