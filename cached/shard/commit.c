@@ -308,6 +308,10 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     struct kv_error err = {0};
     *ret_reason = KV_REASON_NONE;
     assert(count > 0 && session->commits == 0);
+    if (session->unreadable) {
+        *ret_reason = KV_REASON_SESSION_UNREADABLE;
+        return NULL;
+    }
 
     struct commit_pages touched = {.first = 0, .count = live->page_count};
     /* Only now a position of this history; else one of whoever had the slot before. */

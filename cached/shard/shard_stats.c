@@ -144,6 +144,8 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Synced writes that served them.");
     add(stats, "cached_lost_batches", NULL, (double)shard->store->recovery.lost_batches,
         "Batches of acknowledged records that this start did not find any more.");
+    add(stats, "cached_unreadable_sessions", NULL, (double)store->unreadable_trees,
+        "Sessions whose records could not be read since the start; they take no saves.");
     add(stats, "cached_notes_total", "result=\"ok\"", (double)(store->notes - store->notes_failed),
         "Writes of the file acknowledged.");
     add(stats, "cached_notes_total", "result=\"failed\"", (double)store->notes_failed,

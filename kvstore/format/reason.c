@@ -162,6 +162,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(SESSION_UNREADABLE, FAILED_PRECONDITION,
+           "The records of this session's checkpoints cannot be read, so nothing of it is used and "
+           "nothing is saved to it.",
+           "Go on in a new session; the operator finds the cause in the log (tree_unreadable)."),
     REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
            "Raise index.ram, or let old sessions expire."),
     REASON(QUEUE_FULL, RESOURCE_EXHAUSTED,

@@ -93,6 +93,7 @@ struct kv_session {
     struct kv_node *roots; /* Children of position 0. */
     struct kv_node *head;  /* Deepest checkpoint of the head's branch; NULL: position 0. */
     uint32_t node_count;
+    bool unreadable; /* Loaded, and its records cannot be read: nothing of it is used or saved. */
     enum kv_reason last_loss; /* Why the last thing was removed; NONE. */
     /* For the shard. */
     void *live;     /* struct live, or NULL. */

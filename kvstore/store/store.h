@@ -62,7 +62,8 @@ struct kv_store_recovery {
 
 struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
-    uint64_t unread_pages; /* Reads that failed; the pages stay. */
+    uint64_t unreadable_trees; /* Since the start. */
+    uint64_t unread_pages;     /* Reads that failed; the pages stay. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
 };

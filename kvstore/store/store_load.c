@@ -2,8 +2,13 @@
  * Trees on demand: one prefix scan brings a session's nodes and pages, which are then linked.
  *
  * What does not fit together is left out: a node without its parent or with a page that has no
- * record or no place on SSD is dropped with all below it, counted, and its records are deleted.  A
- * tree that is not in use can be unloaded at any time; its windows go with it.
+ * record or no place on SSD is dropped with all below it, counted, and its records are deleted.
+ *
+ * A tree whose records lie in a damaged part of the manifest's files cannot be read at all, nor
+ * would what is saved to it be found again: its session is empty and takes no saves until the next
+ * start, and all others are served.  Its records and places stay as they are.
+ *
+ * A tree that is not in use can be unloaded at any time; its windows go with it.
  */
 
 #include "kvstore/base/bytes.h"
@@ -250,6 +255,24 @@ static void load_link(struct load *load)
     kv_store_record_count(store, session);
 }
 
+static kv_status load_unreadable(struct load *load)
+{
+    struct kv_store *store = load->store;
+    struct kv_session *session = load->session;
+    const uint8_t *id = session->id.bytes;
+    kv_log(
+        store->options.log, KV_LOG_ERROR, "tree_unreadable",
+        "session=%02x%02x%02x%02x%02x%02x%02x%02x checkpoints=%u text=\"the manifest's files are "
+        "damaged where its records are; nothing of it is served or saved\"",
+        id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7], session->recorded_nodes);
+    store->counters.unreadable_trees++;
+    store->checkpoints -= session->recorded_nodes;
+    session->unreadable = true;
+    session->head = NULL;
+    session->last_loss = KV_REASON_CORRUPT;
+    return KV_OK;
+}
+
 static void load_scanned(struct kv_msg *msg)
 {
     struct load *load = KV_CONTAINER_OF(msg, struct load, scan.msg);
@@ -267,6 +290,10 @@ static void load_scanned(struct kv_msg *msg)
             return;
         }
         status = KV_NOMEM;
+    }
+    if (status == KV_CORRUPT) {
+        load_finish(load, load_unreadable(load));
+        return;
     }
     if (status == KV_OK) status = load_decode(load);
     if (status == KV_OK && !kv_store_make_room(store, load->node_count, load->page_count))
