@@ -228,6 +228,8 @@ static void tick_health(struct shard *shard)
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
         health = "acknowledged records were lost before this start: see records_lost in the log";
+    if (shard->store->counters.unreadable_trees > 0)
+        health = "records of some sessions cannot be read: see tree_unreadable in the log";
     if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
