@@ -234,7 +234,7 @@ static void tick_health(struct shard *shard)
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
     if (worker_model_lost(shard->options.worker))
-        health = "a file of the model has become shorter while in use";
+        health = "a file of the model is gone or was changed while in use";
     atomic_store(&shard->health, health);
 }
 

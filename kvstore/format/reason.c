@@ -207,7 +207,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "A step of the clock is 1 ms to 365 days, and its time ends with the year 2099.",
            "Move the clock in several steps."),
     REASON(MODEL_LOST, UNAVAILABLE,
-           "A file of the model became shorter or unreadable while the daemon used it: nothing "
+           "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",
            "The log names the file: put a whole model in place and restart the daemon."),
     REASON(INTERNAL, INTERNAL, "The daemon met a state it should never reach.",
