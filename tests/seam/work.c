@@ -382,10 +382,11 @@ static void finish(struct work *work)
     if (work->stuck) return;
     const struct kv_ssd_usage usage = kv_ssd_usage(world->store->ssd);
     const uint64_t used = usage.bytes_used / world->layout.page_bytes;
-    const uint32_t records = world_page_records(world);
+    uint32_t astray = 0;
+    const uint32_t records = world_page_records(world, &astray);
     /* After a failed record its pages may turn up at the next start and stay taken. */
     const bool failed = kv_manifest_stats(world->manifest).failed;
-    work->uneven |= failed ? used < records : used != records;
+    work->uneven |= failed ? used < records : used != records || astray > 0;
     work->read_only |= usage.read_only;
     world_close(world);
 }

@@ -50,7 +50,7 @@ static const struct {
 } benches[] = {
     {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", NULL},
     {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
-    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --dir /var/tmp/state", NULL},
+    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick", NULL},
     {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
     {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
     {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", bench_resume},
