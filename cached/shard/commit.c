@@ -299,7 +299,14 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     struct kv_session *session = live->session;
     struct kv_error err = {0};
     *ret_reason = KV_REASON_NONE;
-    assert(count > 0 && session->commits == 0);
+    assert(count > 0);
+    if (session->commits > 0 || shard->slow) {
+        shard->counters.save_refused++;
+        *ret_reason = KV_REASON_SSD_SLOW;
+        for (uint32_t i = 0; i < count; i++)
+            points[i].node = NULL;
+        return NULL;
+    }
 
     struct commit_pages touched = {.first = 0, .count = live->page_count};
     /* Only now a position of this history; else one of whoever had the slot before. */

@@ -228,6 +228,7 @@ static void tick_health(struct shard *shard)
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
         health = "acknowledged records were lost before this start: see records_lost in the log";
+    if (shard->slow) health = "the device of the SSD tier does not answer: turns go on without it";
     if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
@@ -256,6 +257,7 @@ void shard_run(void *context)
         if (now_ns - ticked_ns > TICK_MS * 1000000ull) {
             ticked_ns = now_ns;
             tick_flows(shard);
+            patience_tick(shard);
             tick_lives(shard);
             tick_health(shard);
             sweep_tick(shard);

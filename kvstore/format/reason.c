@@ -162,6 +162,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(SSD_SLOW, UNAVAILABLE,
+           "The device of the SSD tier does not answer; the save may still get there.",
+           "Nothing to do for the answer; WaitDurable tells when it is stored.  Look at the "
+           "device."),
     REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
            "Raise index.ram, or let old sessions expire."),
     REASON(QUEUE_FULL, RESOURCE_EXHAUSTED,

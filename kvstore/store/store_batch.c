@@ -133,6 +133,15 @@ kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user, cons
     return batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
 }
 
+kv_status kv_batch_clock(struct kv_batch *batch, const struct kv_timeline *line)
+{
+    const struct kv_record_clock record = {.floor_ms = line->floor_ms,
+                                           .before_ms = line->before_ms};
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_CLOCK_BYTES];
+    const uint32_t key_bytes = kv_key_clock(key);
+    return batch_put(batch, key, key_bytes, value, kv_record_clock_encode(&record, value));
+}
+
 kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node)
 {
     struct kv_index *index = batch->store->index;

@@ -13,6 +13,15 @@ kv_status kv_store_commit_now(struct kv_store *store, const struct kv_manifest_p
 /* Tells the owners of all batches that were answered, once their number is noted. */
 void kv_store_tell(struct kv_store *store);
 
+/* ---- store_time.c: the time that ages are counted by ---- */
+
+/* Start-up: before records are read, and when all sessions are known; that also brings what is in
+ * the index to this time. */
+kv_status kv_store_time_begin(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+void kv_store_time_judge(struct kv_store *store);
+void kv_store_time_tick(struct kv_store *store);
+kv_status kv_batch_clock(struct kv_batch *batch, const struct kv_timeline *line) KV_MUST_CHECK;
+
 /* ---- store_note.c: the file DIR/acknowledged ---- */
 
 /* Highest number noted; 0: none, or it could not be read, which is logged. */
