@@ -231,7 +231,7 @@ static void tick_health(struct shard *shard)
     if (shard->store->counters.unreadable_trees > 0)
         health = "records of some sessions cannot be read: see tree_unreadable in the log";
     if (shard->slow) health = "the device of the SSD tier does not answer: turns go on without it";
-    if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
+    if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
     if (worker_model_lost(shard->options.worker))

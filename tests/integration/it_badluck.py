@@ -210,6 +210,35 @@ def segment_truncated_under_the_daemon():
 
 
 @case
+def segment_deleted_under_the_daemon():
+    """Its pages are served as long as the daemon lives; nothing more is acknowledged, because it would
+    be lost with the daemon; a restart drops what is gone, and goes on."""
+    box = Box("synthetic", CROWDED).start()
+    prompts = stored_sessions(box, 24)
+    acknowledged = box.stats().checkpoints
+    for path in box.segments():
+        os.unlink(path)
+    client = box.client()
+    reasons = [patiently(Talk(client, f"late{i}").prefill, tokens(300)).save_reason for i in range(3)]
+    equal(reasons, ["SSD_READ_ONLY"] * 3, "saves after it")
+    equal(box.stats().checkpoints, acknowledged, "nothing more is acknowledged")
+    end = time.monotonic() + 5
+    while "read-only" not in box.stats().health and time.monotonic() < end:
+        time.sleep(0.02)
+    check("read-only" in box.stats().health, f"health: {box.stats().health!r}")
+    check("was deleted under the daemon" in box.tier("ssd").note, f"note: {box.tier('ssd').note!r}")
+    hits(box, prompts, "what was stored before")
+    well_enough = Talk(client, "late0").prefill(tokens(40), no_checkpoint=True)
+    equal(well_enough.computed_tokens, 40, "turns go on")
+    offset = len(box.log())
+    box.restart()
+    equal(recovered(box, offset), (0, acknowledged), "(recovered, dropped) at the start after")
+    come_back(box, prompts, set(prompts), "started without its segments")
+    well(box, what="started without its segments")
+    box.stop()
+
+
+@case
 def segments_swapped_under_the_daemon():
     """Pages of one in the other: the daemon holds both open, and every page is somebody else's."""
     def swap(_, used):
