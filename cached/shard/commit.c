@@ -300,16 +300,26 @@ static bool place_points(struct shard *shard, struct live *live, struct commit *
     return ok;
 }
 
+/* Why nothing of this session is saved at present; NONE: it can be tried. */
+static enum kv_reason not_now(struct shard *shard, const struct kv_session *session)
+{
+    if (session->unreadable) return KV_REASON_SESSION_UNREADABLE;
+    if (session->commits == 0 && !shard->slow) return KV_REASON_NONE;
+    shard->counters.save_refused++;
+    return KV_REASON_SSD_SLOW;
+}
+
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason)
 {
     struct kv_store *store = shard->store;
     struct kv_session *session = live->session;
     struct kv_error err = {0};
-    *ret_reason = KV_REASON_NONE;
-    assert(count > 0 && session->commits == 0);
-    if (session->unreadable) {
-        *ret_reason = KV_REASON_SESSION_UNREADABLE;
+    assert(count > 0);
+    *ret_reason = not_now(shard, session);
+    if (*ret_reason != KV_REASON_NONE) {
+        for (uint32_t i = 0; i < count; i++)
+            points[i].node = NULL;
         return NULL;
     }
 

@@ -231,9 +231,11 @@ void flow_prefill(struct flow *flow)
 
 static void checkpoint_reply(struct flow *flow)
 {
-    if (flow->points[0].node == NULL) {
-        const enum kv_reason why = flow->req->out.save_reason;
+    const enum kv_reason why = flow->req->out.save_reason;
+    const bool is_late = why == KV_REASON_SSD_SLOW && flow->req->in.level == LEVEL_SSD;
+    if (flow->points[0].node == NULL || is_late) {
         flow_fail(flow, why == KV_REASON_NONE ? KV_REASON_INTERNAL : why, "checkpoint", NULL, NULL);
+        if (why == KV_REASON_SSD_SLOW) flow->req->out.failure.retry_ms = KV_DISK_PATIENCE_MS;
     }
     turn_reply(flow);
 }

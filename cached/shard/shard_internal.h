@@ -295,6 +295,13 @@ void sweep_tick(struct shard *shard);
 /* flow->wake runs after one whole sweep. */
 void sweep_wait(struct flow *flow);
 
+/* ---- patience ---- */
+
+/* Lets calls go on that wait for a device that does not answer; each tick. */
+void patience_tick(struct shard *shard);
+/* The save of its session hangs, and it can do without: a turn, or what refuses at once. */
+bool patience_is_over(const struct flow *flow);
+
 /* ---- the shard ---- */
 
 /* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
@@ -317,6 +324,7 @@ struct shard_counters {
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
     uint64_t slot_waits, slot_refused;
+    uint64_t late_saves; /* Not waited for. */
 };
 
 enum shard_latency {
@@ -349,7 +357,9 @@ struct shard {
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;
-    bool look_now; /* Somebody left: look at cancelled flags in this turn. */
+    uint64_t patience_ns; /* Stopwatch at the last patience_tick(). */
+    bool slow;            /* The device does not answer: nothing new is asked of it. */
+    bool look_now;        /* Somebody left: look at cancelled flags in this turn. */
     atomic_uint inflight;
     atomic_bool stopping;
     atomic_bool poked;

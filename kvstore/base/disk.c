@@ -212,6 +212,12 @@ static int64_t file_size(int fd)
     return fstat(fd, &info) != 0 ? -1 : info.st_size;
 }
 
+static int64_t file_links(int fd)
+{
+    struct stat stat_of;
+    return fstat(fd, &stat_of) == 0 ? (int64_t)stat_of.st_nlink : -1;
+}
+
 int64_t kv_disk_kernel(const struct kv_disk_call *call)
 {
     const int file_flags =
@@ -254,6 +260,9 @@ int64_t kv_disk_kernel(const struct kv_disk_call *call)
         return -posix_fallocate(call->fd, 0, (off_t)call->bytes);
     case KV_DISK_SIZE:
         result = file_size(call->fd);
+        break;
+    case KV_DISK_LINKS:
+        result = file_links(call->fd);
         break;
     case KV_DISK_CLOSE:
         result = close(call->fd);
