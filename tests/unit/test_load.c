@@ -31,7 +31,7 @@ static void rig_init(struct rig *rig)
 {
     static struct work work;
     *rig = (struct rig){.loaded = KV_STATUS_COUNT};
-    stack_init(&rig->stack, PLANT_NONE, mem_disk_create(STACK_DIR, 7));
+    stack_init(&rig->stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 7));
     const struct work_options options = {.disk = rig->stack.disk,
                                          .manifest = rig->stack.manifest,
                                          .recorder = rig->stack.recorder,
