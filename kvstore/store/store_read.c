@@ -1,6 +1,10 @@
 /*
  * Pages into memory, and what is done when they are not what the index says.
  *
+ * A few reads of each session are with the disk at a time, enough to keep it busy and few enough
+ * that a short session is not behind all of a long one.  A page that arrived is checked while the
+ * next ones are read (kv_read.arrived), so the checksum costs no time but that of the last page.
+ *
  * A page is trusted only after kv_store_read_check(): header, checksum and token ids.  Until then
  * nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with every
  * checkpoint that needs it; the caller plans again with what is left, so damage costs computing,
@@ -22,16 +26,6 @@ struct kv_read_op {
     uint64_t generation;
 };
 
-static void read_settle(struct kv_read *read)
-{
-    assert(read->waiting > 0);
-    if (--read->waiting > 0) return;
-    free(read->ops);
-    read->ops = NULL;
-    read->store->operations--;
-    read->done(read);
-}
-
 static void op_start(struct kv_read_op *op)
 {
     struct kv_store *store = op->read->store;
@@ -40,6 +34,21 @@ static void op_start(struct kv_read_op *op)
     op->op.page = object->ssd_page;
     op->op.buf = kv_hbm_bytes(store->hbm, op->read->slots[op->at]);
     kv_ssd_read_start(store->ssd, &op->op);
+}
+
+/* One more page is settled.  The next read is on its way before anybody looks at this one. */
+static void read_settle(struct kv_read_op *op)
+{
+    struct kv_read *read = op->read;
+    const uint32_t at = op->at;
+    assert(read->waiting > 0);
+    if (read->started < read->missing) op_start(&read->ops[read->started++]);
+    if (read->arrived != NULL) read->arrived(read, at);
+    if (--read->waiting > 0) return;
+    free(read->ops);
+    read->ops = NULL;
+    read->store->operations--;
+    read->done(read);
 }
 
 static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
@@ -74,7 +83,7 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
             store->counters.missing_pages++;
     }
     kv_index_page_unref(store->index, page);
-    read_settle(read);
+    read_settle(op);
 }
 
 /* Slots for everything missing, before anything is started: nothing to undo later. */
@@ -89,7 +98,7 @@ static kv_status take_slots(struct kv_store *store, struct kv_read *read, uint32
     }
     for (uint32_t i = 0; i < read->count; i++) {
         if (read->slots[i] != KV_HBM_SLOT_NONE) continue;
-        if (kv_hbm_alloc(store->hbm, &read->slots[i]) != KV_OK) {
+        if (kv_hbm_alloc_to_read(store->hbm, &read->slots[i]) != KV_OK) {
             read->slots[i] = KV_HBM_SLOT_NONE;
             for (uint32_t j = 0; j < read->count; j++) {
                 if (read->slots[j] != KV_HBM_SLOT_NONE) kv_hbm_unpin(store->hbm, read->slots[j]);
@@ -119,7 +128,7 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
             kv_hbm_unpin(store->hbm, read->slots[i]);
         return KV_NOMEM;
     }
-    read->waiting = missing;
+    read->waiting = read->missing = missing;
     store->operations++;
     uint32_t used = 0;
     for (uint32_t i = 0; i < read->count; i++) {
@@ -129,8 +138,9 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
         op->at = i;
         op->op.done = op_done;
         kv_index_page_ref(store->index, read->pages[i]);
-        op_start(op);
     }
+    for (read->started = 0; read->started < KV_MIN(missing, KV_READ_DEPTH); read->started++)
+        op_start(&read->ops[read->started]);
     return KV_OK;
 }
 
