@@ -235,7 +235,6 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
     return write_file(path, text);
 }
 
-/* Removes a directory of files and of directories of files. */
 static void remove_tree(const char *path, int depth)
 {
     DIR *dir = opendir(path);
@@ -249,6 +248,11 @@ static void remove_tree(const char *path, int depth)
     }
     if (dir) (void)closedir(dir);
     (void)rmdir(path);
+}
+
+void spawn_remove_tree(const char *path)
+{
+    remove_tree(path, 2);
 }
 
 static void say_last_line(const char *log_path)
@@ -308,7 +312,7 @@ int spawn_start(const struct ctl *ctl, const struct spawn_options *options, stru
     (void)waitpid(ret->pid, NULL, 0);
 
 fail:
-    remove_tree(ret->dir, 2);
+    spawn_remove_tree(ret->dir);
     *ret = (struct spawn){0};
     return CLIENT_EXIT_UNAVAILABLE;
 }
@@ -330,7 +334,7 @@ bool spawn_stop(struct spawn *spawn)
     }
     const bool well = ended == spawn->pid && WIFEXITED(state) && WEXITSTATUS(state) == 0;
     if (well) {
-        remove_tree(spawn->dir, 2);
+        spawn_remove_tree(spawn->dir);
     } else {
         ctl_error("the daemon did not end well (%s %d); its files are in %s",
                   ended == 0           ? "killed after 20 s, signal"

@@ -36,6 +36,9 @@ int spawn_start(const struct ctl *ctl, const struct spawn_options *options, stru
  * end well.  Returns false then. */
 bool spawn_stop(struct spawn *spawn);
 
+/* Removes a directory of files and, two deep, of directories of files. */
+void spawn_remove_tree(const char *path);
+
 /* From here on SIGINT, SIGTERM and SIGHUP wait until spawn_interrupted() is asked.  For commands
  * that have something to remove; before they start threads, which inherit it. */
 void spawn_hold_signals(void);
