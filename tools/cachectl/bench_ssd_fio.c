@@ -5,6 +5,7 @@
 #include "kvstore/base/bytes.h"
 #include "tools/cachectl/spawn.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include <unistd.h>
 
 #define FLAG_BYTES 320u
-#define FLAGS_MAX 40u
+#define FLAGS_MAX 60u
 
 /* Flags of one run, one behind the other. */
 struct flags {
@@ -52,7 +53,7 @@ static void add_job(struct flags *flags, const struct fio_job *job)
 {
     add(flags, "--name=anchor");
     add(flags, "--filename=%s", job->file);
-    add(flags, "--rw=%s", job->write ? "write" : "read");
+    add(flags, "--rw=%s", job->flush > 0 ? "write" : "read");
     add(flags, "--offset=%" PRIu64, job->offset);
     add(flags, "--size=%" PRIu64, job->region);
     add(flags, "--io_size=%" PRIu64, job->bytes);
@@ -62,9 +63,9 @@ static void add_job(struct flags *flags, const struct fio_job *job)
         add(flags, "--iodepth_batch_submit=%u", job->depth);
         add(flags, "--iodepth_batch_complete_min=%u", job->depth);
     }
-    if (job->write) {
+    if (job->flush > 0) {
         add(flags, "--overwrite=1");
-        add(flags, "--fdatasync=1");
+        add(flags, "--fdatasync=%u", job->flush);
     }
     add(flags, "--ioengine=io_uring");
     add(flags, "--fixedbufs");
@@ -83,11 +84,9 @@ static double number_at(const json_t *object, const char *name)
     return json_number_value(json_object_get(object, name));
 }
 
-static bool read_answer(const char *path, const struct fio_job *job, struct fio_result *ret_result)
+static bool read_job(const json_t *one, const struct fio_job *job, struct fio_result *ret_result)
 {
-    json_t *answer = json_load_file(path, 0, NULL);
-    const json_t *one = json_array_get(json_object_get(answer, "jobs"), 0);
-    const json_t *side = json_object_get(one, job->write ? "write" : "read");
+    const json_t *side = json_object_get(one, job->flush > 0 ? "write" : "read");
     const json_t *late = json_object_get(json_object_get(side, "lat_ns"), "percentile");
     const uint64_t moved = (uint64_t)number_at(side, "io_bytes");
     *ret_result = (struct fio_result){
@@ -96,7 +95,6 @@ static bool read_answer(const char *path, const struct fio_job *job, struct fio_
                        number_at(one, "job_runtime") / 1e3,
         .p99_seconds = number_at(late, "99.000000") / 1e9,
     };
-    json_decref(answer);
     /* The last operation is a whole one. */
     if (ret_result->seconds > 0 && moved >= job->bytes && moved < job->bytes + job->block)
         return true;
@@ -105,13 +103,26 @@ static bool read_answer(const char *path, const struct fio_job *job, struct fio_
     return false;
 }
 
+static bool read_answer(const char *path, const struct fio_job *jobs, uint32_t count,
+                        struct fio_result *ret_results)
+{
+    json_t *answer = json_load_file(path, 0, NULL);
+    const json_t *list = json_object_get(answer, "jobs");
+    bool ok = json_array_size(list) == count;
+    if (!ok) ctl_error("fio's answer is not understood: %s", path);
+    for (uint32_t i = 0; ok && i < count; i++)
+        ok = read_job(json_array_get(list, i), &jobs[i], &ret_results[i]);
+    json_decref(answer);
+    return ok;
+}
+
 static bool go_on(void *progress)
 {
     return bench_go_on(progress);
 }
 
-bool fio_run(struct bench_progress *progress, const char *fio, const struct fio_job *job,
-             struct fio_result *ret_result)
+bool fio_run(struct bench_progress *progress, const char *fio, const struct fio_job *jobs,
+             uint32_t count, struct fio_result *ret_results)
 {
     struct flags *flags = calloc(1, sizeof(*flags));
     char path[FLAG_BYTES - 16];
@@ -122,12 +133,14 @@ bool fio_run(struct bench_progress *progress, const char *fio, const struct fio_
         ctl_error("no memory to run fio");
         return false;
     }
-    (void)snprintf(path, sizeof(path), "%s/fio.json", job->dir);
+    assert(count >= 1 && count <= FIO_JOBS_MAX);
+    (void)snprintf(path, sizeof(path), "%s/fio.json", jobs[0].dir);
     (void)unlink(path);
     add(flags, "%s", fio);
     add(flags, "--output-format=json");
     add(flags, "--output=%s", path);
-    add_job(flags, job);
+    for (uint32_t i = 0; i < count; i++)
+        add_job(flags, &jobs[i]);
     const pid_t pid = spawn_tool(flags->argv);
     if (pid == 0) {
         ctl_error("cannot start %s", fio);
@@ -138,5 +151,5 @@ bool fio_run(struct bench_progress *progress, const char *fio, const struct fio_
         if (!ok) ctl_error("%s failed (status %d)", fio, status);
     }
     free(flags);
-    return ok && read_answer(path, job, ret_result);
+    return ok && read_answer(path, jobs, count, ret_results);
 }

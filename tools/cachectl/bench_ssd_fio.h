@@ -1,12 +1,12 @@
 #pragma once
 
-/* fio, the anchor of the benchmarks of the SSD tier: one job, io_uring, O_DIRECT, one thread,
+/* fio, the anchor of the benchmarks of the SSD tier: io_uring, O_DIRECT, one thread a job,
  * registered files and buffers. */
 
 #include "tools/cachectl/bench_progress.h"
 
 struct fio_job {
-    bool write;       /* Followed by fdatasync; else it reads. */
+    uint32_t flush;   /* It writes, and calls fdatasync after so many; 0: it reads. */
     const char *file; /* Written through before. */
     uint64_t offset;  /* Where in it the region begins, */
     uint64_t region;  /* and its bytes: gone through from front to back, again and again, */
@@ -26,6 +26,8 @@ struct fio_result {
 /* The program; NULL, with the sentence printed: it is not here. */
 const char *fio_find(char *path, size_t path_bytes);
 
-/* False: it failed (the sentence is printed), or this program is to end. */
-bool fio_run(struct bench_progress *progress, const char *fio, const struct fio_job *job,
-             struct fio_result *ret_result);
+/* Runs the jobs beside each other: `ret_results` has one for each.  False: it failed (the sentence
+ * is printed), or this program is to end. */
+#define FIO_JOBS_MAX 2u
+bool fio_run(struct bench_progress *progress, const char *fio, const struct fio_job *jobs,
+             uint32_t count, struct fio_result *ret_results);

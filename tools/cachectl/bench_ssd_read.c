@@ -297,7 +297,7 @@ static bool run_fio(void *context, double *ret_seconds)
         .drains = pages < KV_READ_DEPTH,
         .dir = reading->own.dir,
     };
-    if (!fio_run(reading->progress, reading->fio, &job, &result)) return false;
+    if (!fio_run(reading->progress, reading->fio, &job, 1, &result)) return false;
     *ret_seconds = result.seconds;
     if (reading->anchor_runs < BENCH_PAIRS_MAX) {
         reading->anchor_cpu[reading->anchor_runs] = result.cpu_seconds / ((double)job.bytes / GIB);
