@@ -16,6 +16,7 @@
 #include "kvstore/format/page.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,13 +61,13 @@ static void fall_back(struct kv_session *session, struct kv_node *node)
 
 /* Whoever has still to answer with this checkpoint says that it is not stored: the waiter, and a
  * decode that answers early but is still sending. */
-static void forget_point(struct shard *shard, const struct kv_node *node)
+static void forget_point(struct shard *shard, const struct kv_node *node, enum kv_reason why)
 {
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
         for (uint32_t i = 0; i < flow->point_count; i++) {
             if (flow->points[i].node != node) continue;
             flow->points[i].node = NULL;
-            flow->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+            flow->req->out.save_reason = why;
         }
     }
 }
@@ -94,7 +95,7 @@ static void commit_revert(struct commit *commit, bool free_space)
         assert(node->child == NULL);
         if (live != NULL && live->node == node) live_fall_back(live, node->parent);
         if (session->head == node) fall_back(session, node->parent);
-        forget_point(shard, node);
+        forget_point(shard, node, commit->why);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
     }
@@ -117,7 +118,7 @@ static void commit_end(struct commit *commit, bool saved)
     if (saved) {
         shard->store->counters.saves += commit->node_count;
     } else if (waiter != NULL) {
-        waiter->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+        waiter->req->out.save_reason = commit->why;
     }
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
@@ -255,9 +256,26 @@ static kv_status post_records(struct commit *commit)
     return KV_OK;
 }
 
+static enum kv_reason reason_of(kv_status status, const struct kv_error *err)
+{
+    if (status == KV_BUSY) return KV_REASON_SSD_FULL;
+    if (status == KV_INVALID) return KV_REASON_SSD_READ_ONLY;
+    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
 static void pages_done(struct kv_write *write, kv_status status)
 {
     struct commit *commit = write->context;
+    if (status != KV_OK && write->err.text[0] != '\0') {
+        /* It waited for a segment that could not be made. */
+        commit->why = reason_of(status, &write->err);
+        commit->shard->counters.save_refused++;
+        kv_log(commit->shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
+               kv_status_name(status), write->err.text);
+        commit_revert(commit, true);
+        commit_end(commit, false);
+        return;
+    }
     if (status == KV_OK) status = post_records(commit);
     if (status != KV_OK) {
         kv_log(commit->shard->options.log, KV_LOG_ERROR, "save_failed", "status=%s",
@@ -277,9 +295,7 @@ static enum kv_reason refused(struct commit *commit, kv_status status, const str
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
     free(commit);
-    if (status == KV_BUSY) return KV_REASON_SSD_FULL;
-    if (status == KV_INVALID) return KV_REASON_SSD_READ_ONLY;
-    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+    return reason_of(status, err);
 }
 
 static bool place_points(struct shard *shard, struct live *live, struct commit *commit,
@@ -342,6 +358,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
                               .session = session,
                               .live = live,
                               .batch = batch,
+                              .why = KV_REASON_SSD_READ_ONLY,
                               .begun_ns = kv_clock_stopwatch_ns()};
     const bool placed = place_points(shard, live, commit, points, count, &touched);
     free(touched.objects);
