@@ -182,7 +182,11 @@ bool kv_index_expired(const struct kv_node *node, uint64_t now_ms);
 struct kv_index_usage {
     uint32_t users, sessions, nodes, nodes_max, pages, pages_max;
     uint64_t bytes;
+    uint64_t bytes_sessions; /* Of them: entries of users and sessions, with names. */
 };
+/* Whether so many more nodes and pages fit the tables and, beside the sessions, the budget.  Trees
+ * have a quarter of it in any case. */
+bool kv_index_has_room(const struct kv_index *index, uint32_t nodes, uint32_t pages);
 struct kv_index_usage kv_index_usage(const struct kv_index *index);
 uint64_t kv_index_model_tag(const struct kv_index *index);
 uint64_t kv_index_kernels(const struct kv_index *index);

@@ -420,10 +420,7 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages)
 {
     for (;;) {
-        const struct kv_index_usage usage = kv_index_usage(store->index);
-        if (usage.nodes + (uint64_t)nodes <= usage.nodes_max &&
-            usage.pages + (uint64_t)pages <= usage.pages_max)
-            return true;
+        if (kv_index_has_room(store->index, nodes, pages)) return true;
         struct kv_session *victim = least_recent_idle(store);
         if (victim == NULL) return false;
         kv_store_unload(store, victim);
