@@ -321,8 +321,12 @@ def a_disk_whose_reads_hang():
     box.restart()  # Nothing is in memory.
     client = box.client()
     talks = {name: Talk(client, name) for name in (*prompts, "new")}  # Opening is recorded.
+    points = {name: talk.get().checkpoints[-1].id for name, talk in talks.items() if name != "new"}
     calls.hang("read")
     slow = []
+    for name in list(prompts)[:2]:  # Their ids are in the pages only: once waiting, once known.
+        expect(talks[name].prefill, tokens(9), timeout=4, parent_checkpoint_id=points[name],
+               code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="READ_FAILED")
     for name, prompt in prompts.items():
         began = time.monotonic()
         got = talks[name].prefill(prompt + tokens(3), timeout=4, no_checkpoint=True)
