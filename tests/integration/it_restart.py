@@ -213,11 +213,15 @@ def verify_compares_bits_and_counts():
     """kvdump verify: a place too many, one too few, and a session that counts wrong."""
     box, _ = made()
     state = State(box.state)
-    key = b"G" + struct.pack(">I", 0)
+    number = next(n for n in sorted(state.segments)
+                  if 2 <= len(state.segments[n].used) < state.segments[n].pages)
+    name = f"segment-{number:06}.kv"
+    key = b"G" + struct.pack(">I", number)
     value = state.records[key]
-    used, pages = state.segments[0].used, state.segments[0].pages
+    used, pages = state.segments[number].used, state.segments[number].pages
     free = next(p for p in range(pages) if p not in used)
-    owner = state.label(next(p.session for p in state.pages() if p.place == min(used)))
+    owner = state.label(next(p.session for p in state.pages()
+                             if p.place == number * pages + min(used)))
 
     def turned(*places):
         bits = bytearray(value)
@@ -226,11 +230,11 @@ def verify_compares_bits_and_counts():
         return resealed_record(bytes(bits))
 
     for places, line in (
-            ([free], f"segment-000000.kv: its record has page {free} in use, and no page record "
+            ([free], f"{name}: its record has page {free} in use, and no page record "
                      "names it"),
-            ([min(used)], f"segment-000000.kv: its record has page {min(used)} free, and a page of "
+            ([min(used)], f"{name}: its record has page {min(used)} free, and a page of "
                           f"session {owner} is there"),
-            ([min(used), max(used)], f"segment-000000.kv: its record has page {min(used)} free, and "
+            ([min(used), max(used)], f"{name}: its record has page {min(used)} free, and "
                                      f"a page of session {owner} is there; 1 more differ")):
         state.put(key, turned(*places))
         equal(verify_lines(box, line), [line], "lines")
