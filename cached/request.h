@@ -36,6 +36,7 @@ enum request_method {
     REQUEST_GET_SESSION,
     REQUEST_GET_STATS,
     REQUEST_ADVANCE_CLOCK,
+    REQUEST_SCRUB,
     REQUEST_METHOD_COUNT,
 };
 
@@ -50,6 +51,9 @@ enum request_kind {
     KIND_MANUAL,
     KIND_BRANCH
 };
+
+/* Same numbers as in admin.proto. */
+enum request_scrub_action { SCRUB_UNSPECIFIED, SCRUB_STATUS, SCRUB_START, SCRUB_STOP };
 
 /* Token ids in the arena, aligned, in host order; rpc has checked each against the vocabulary. */
 struct request_tokens {
@@ -156,6 +160,10 @@ struct request_in {
         struct {
             uint64_t ms;
         } advance;
+        struct {
+            enum request_scrub_action action;
+            uint64_t rate_bytes; /* 0: as configured. */
+        } scrub;
     } u;
 };
 
@@ -189,6 +197,22 @@ struct request_stats {
     uint64_t page_bytes, image_bytes, wrong_bytes;
     double bytes_per_token;
     uint32_t window_tokens, spare_tokens, vocab_tokens;
+};
+
+/* A place that is given to nobody any more; texts in the arena. */
+struct request_quarantined {
+    uint32_t segment, ssd_page, owners;
+    uint64_t offset, generation, age_ms;
+    const char *found_by, *cause;
+};
+struct request_scrub {
+    bool running, changed, stopping;
+    uint64_t rate_bytes, elapsed_ms;
+    uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
+    uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
+    uint64_t quarantined_pages;
+    const struct request_quarantined *listed; /* Arena. */
+    uint32_t listed_count;
 };
 
 struct request_out {
@@ -225,6 +249,7 @@ struct request_out {
     struct kv_checkpoint_id head_checkpoint;
     struct request_stats *stats; /* Arena. */
     uint64_t wall_ms;            /* AdvanceClock. */
+    struct request_scrub *scrub; /* Arena. */
 };
 
 struct request {

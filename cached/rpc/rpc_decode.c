@@ -498,6 +498,30 @@ static bool decode_clock(struct decoder *d)
     return true;
 }
 
+static bool decode_scrub(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__ScrubRequest *m =
+        unpack(d, &cached__admin__v1__scrub_request__descriptor);
+    if (m == NULL) return false;
+    if ((int)m->action < SCRUB_STATUS || (int)m->action > SCRUB_STOP) {
+        request_fail(req, KV_REASON_SCRUB_INVALID, "action", "1 to 3",
+                     request_u64(req, (uint32_t)m->action), NULL);
+        return false;
+    }
+    const bool is_start = (int)m->action == SCRUB_START;
+    const bool in_range = m->rate_bytes >= KV_SCRUB_RATE_MIN && m->rate_bytes <= KV_SCRUB_RATE_MAX;
+    if (m->rate_bytes != 0 && !(is_start && in_range)) {
+        request_fail(req, KV_REASON_SCRUB_INVALID, "rate_bytes",
+                     is_start ? "1048576 to 68719476736" : "0", request_u64(req, m->rate_bytes),
+                     NULL);
+        return false;
+    }
+    req->in.u.scrub.action = (enum request_scrub_action)m->action;
+    req->in.u.scrub.rate_bytes = m->rate_bytes;
+    return true;
+}
+
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
@@ -507,6 +531,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
         [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
         [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

@@ -316,6 +316,8 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return rpc_encode_stats(req, about, snapshot);
     case REQUEST_ADVANCE_CLOCK:
         return encode_clock(req);
+    case REQUEST_SCRUB:
+        return rpc_encode_scrub(req);
     case REQUEST_METHOD_COUNT:
         break;
     }

@@ -33,6 +33,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_GET_SESSION] = flow_get_session,
     [REQUEST_GET_STATS] = flow_get_stats,
     [REQUEST_ADVANCE_CLOCK] = flow_advance_clock,
+    [REQUEST_SCRUB] = flow_scrub,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -74,6 +75,7 @@ void shard_destroy(struct shard *shard)
         free(shard->lives[i].page_bytes);
     }
     free(shard->lives);
+    kv_scrub_destroy(shard->scrub.run);
     free(shard);
 }
 
@@ -266,7 +268,8 @@ void shard_run(void *context)
         kv_store_tick(shard->store);
         const bool more =
             ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL || shard->woken_first != NULL;
-        const int wait_ms = more ? 0 : TICK_MS;
+        const uint64_t scrub_ms = scrub_tick(shard) / 1000000u;
+        const int wait_ms = more ? 0 : (int)KV_MIN(scrub_ms, (uint64_t)TICK_MS);
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }
 }

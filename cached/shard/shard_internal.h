@@ -245,6 +245,7 @@ void flow_list_sessions(struct flow *flow);
 void flow_get_session(struct flow *flow);
 void flow_get_stats(struct flow *flow);
 void flow_advance_clock(struct flow *flow);
+void flow_scrub(struct flow *flow);
 
 /* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
  * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only
@@ -292,6 +293,27 @@ uint32_t slots_in_use(const struct shard *shard, const struct kv_user_id *user);
 void sweep_tick(struct shard *shard);
 /* flow->wake runs after one whole sweep. */
 void sweep_wait(struct flow *flow);
+
+/* ---- scrub ---- */
+
+struct scrub {
+    struct kv_scrub *run; /* NULL: none runs. */
+    bool stopping;        /* It ends when nothing is in flight. */
+    bool loading;         /* The tree of a finding is on its way. */
+    uint64_t retry_ns;    /* The last one could not be loaded: not again before this. */
+    uint64_t rate_bytes;
+    uint64_t started_ns, ended_ns; /* Stopwatch; of the last run, ended_ns 0: it goes on. */
+    struct kv_scrub_progress last; /* Of the last run, when it ended. */
+    uint64_t damaged, dropped;     /* Of the run: pages that were bad, checkpoints that went. */
+    uint64_t passes, full_ns;      /* Whole ones since the start; when the last one ended. */
+    struct kv_scrub_finding pending[KV_SCRUB_PENDING_MAX];
+    uint32_t pending_count;
+};
+
+/* Once a loop turn.  Returns the nanoseconds until it wants the next one; UINT64_MAX: none. */
+uint64_t scrub_tick(struct shard *shard);
+/* Seconds since a whole pass ended, or since the start where none did. */
+double scrub_age_s(const struct shard *shard);
 
 /* ---- the shard ---- */
 
@@ -344,6 +366,7 @@ struct shard {
     struct kv_waiting_queue waiting;       /* For a slot. */
     struct flow *woken_first, *woken_last; /* They go on in this turn. */
     struct commit *commits;
+    struct scrub scrub;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

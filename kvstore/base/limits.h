@@ -22,7 +22,8 @@
 
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand. */
+#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
+                                            */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -60,6 +61,14 @@
 #define KV_DRAFT_BLOCK_MAX 16u     /* Tokens a model drafts at once. */
 #define KV_VERIFY_TOKENS_MAX 8u    /* Of one step: a pending token and drafts behind it. */
 #define KV_DRAFTS_MAX (KV_VERIFY_TOKENS_MAX - 1u)
+
+/* The scrub. */
+#define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */
+#define KV_SCRUB_RATE_MAX (64ull << 30)
+#define KV_SCRUB_BUFFER_BYTES (2u << 20) /* Pages in flight, at least two of them. */
+#define KV_SCRUB_DEPTH_MAX 32u           /* Pages in flight. */
+#define KV_SCRUB_PENDING_MAX 64u         /* Findings whose session is busy. */
+#define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
 
 /* Threads and I/O. */
 #define KV_RING_DEPTH 128u

@@ -30,8 +30,9 @@
 #define KV_SUPERBLOCK_COPY_BYTES 4096u
 #define KV_SUPERBLOCK_BYTES (2u * KV_SUPERBLOCK_COPY_BYTES)
 
-/* Bits of `features` that this build knows: none is given out yet. */
-#define KV_FEATURES_KNOWN 0ull
+/* Bits of `features`: additions of docs/format.md, each set before its first byte is written. */
+#define KV_FEATURE_QUARANTINE (1ull << 2) /* Records Q. */
+#define KV_FEATURES_KNOWN KV_FEATURE_QUARANTINE
 
 struct kv_superblock {
     struct kv_directory_id id;

@@ -320,3 +320,14 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
     if (status == KV_OK) *ret_superblock = superblock;
     return status;
 }
+
+kv_status kv_directory_add_features(struct kv_disk *disk, const char *dir, uint64_t features,
+                                    struct kv_superblock *superblock, struct kv_error *err)
+{
+    struct kv_superblock more = *superblock;
+    more.features |= features;
+    if (more.features == superblock->features) return KV_OK;
+    const kv_status status = write_file(disk, dir, &more, err);
+    if (status == KV_OK) *superblock = more;
+    return status;
+}

@@ -20,3 +20,10 @@ kv_status kv_directory_read(struct kv_disk *disk, const char *dir,
 kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct kv_superblock *want,
                             struct kv_superblock *ret_superblock,
                             struct kv_error *err) KV_MUST_CHECK;
+
+/* Sets bits of `features` in the superblock of `dir`, durably; *superblock is the one that stands
+ * there and then has them.  Blocking, a few milliseconds; once in the life of a directory, by
+ * whoever writes the first byte of an addition.  KV_IO: as it was. */
+kv_status kv_directory_add_features(struct kv_disk *disk, const char *dir, uint64_t features,
+                                    struct kv_superblock *superblock,
+                                    struct kv_error *err) KV_MUST_CHECK;

@@ -109,7 +109,12 @@ static void load_pages(struct load *load)
     for (uint32_t i = 0; i < load->page_count; i++) {
         const struct kv_record_page *record = &load->pages[i];
         load->page_objects[i] = KV_PAGE_INDEX_NONE;
-        if (!kv_ssd_claimed(store->ssd, record->ssd_page)) continue; /* Its file is gone. */
+        if (!kv_ssd_claimed(store->ssd, record->ssd_page)) { /* Its file is gone, or it is bad. */
+            struct kv_batch *dead = kv_store_dead_batch(store);
+            if (kv_ssd_quarantined(store->ssd, record->ssd_page) && dead != NULL)
+                (void)!kv_batch_delete_page(dead, &load->session->id, record->uid);
+            continue;
+        }
         const uint32_t page = kv_index_page_add(store->index, load->session);
         if (page == KV_PAGE_INDEX_NONE) continue;
         struct kv_page *object = kv_index_page(store->index, page);

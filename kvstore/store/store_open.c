@@ -165,7 +165,8 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
             store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
-    const kv_status status = kv_store_recover_trees(store, err);
+    kv_status status = kv_store_recover_quarantine(store, err);
+    if (status == KV_OK) status = kv_store_recover_trees(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
     const uint64_t repaired = kv_ssd_usage(store->ssd).segments_repaired;
@@ -322,6 +323,7 @@ void kv_store_close(struct kv_store *store)
     kv_pool_destroy(store->pool);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
+    free(store->quarantined);
     free(store);
 }
 

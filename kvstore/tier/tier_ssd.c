@@ -283,9 +283,12 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
     assert(count > 0);
     if (ssd->read_only_reason[0] != '\0')
         return KV_FAIL(err, KV_INVALID, "the SSD tier is read-only: %s", ssd->read_only_reason);
-    if (ssd->space.used_count > ssd->page_max || count > ssd->page_max - ssd->space.used_count)
-        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used",
-                       ssd->space.used_count, ssd->page_max);
+    const uint32_t gone = ssd->space.used_count + ssd->space.bad_count;
+    if (gone > ssd->page_max || count > ssd->page_max - gone)
+        return KV_FAIL(err, KV_BUSY,
+                       "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used, %" PRIu32
+                       " quarantined",
+                       ssd->space.used_count, ssd->page_max, ssd->space.bad_count);
 
     while (ssd->space.free_count < count) {
         /* Holes below found files can leave fewer pages than page_max says. */
@@ -309,6 +312,24 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 {
     kv_ssd_space_free(&ssd->space, page);
+}
+
+kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_quarantine(&ssd->space, page);
+}
+
+bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_quarantined(&ssd->space, page);
+}
+
+void kv_ssd_place(const struct kv_ssd *ssd, uint32_t page, uint32_t *ret_segment,
+                  uint64_t *ret_offset)
+{
+    *ret_segment = page / ssd->pages_per_segment;
+    *ret_offset =
+        KV_SEGMENT_HEADER_BYTES + (uint64_t)(page % ssd->pages_per_segment) * ssd->place.page_bytes;
 }
 
 /* ---- pages ---- */
@@ -469,6 +490,9 @@ struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
         .bytes_max = ssd->bytes_max,
         .bytes_used = (uint64_t)ssd->space.used_count * ssd->place.page_bytes,
         .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
+        .pages_free = ssd->space.free_count,
+        .pages_used = ssd->space.used_count,
+        .pages_quarantined = ssd->space.bad_count,
         .pages_read = ssd->pages_read,
         .pages_written = ssd->pages_written,
         .flushes = ssd->flushes,

@@ -43,7 +43,7 @@ void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
 /* Recovery: claims one page.  KV_MISS: no such page (its segment file is missing); KV_CORRUPT: it
  * is claimed already. */
 kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
-/* Whether the page exists and is in use. */
+/* Whether the page exists and is in use; a quarantined one is not. */
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
 /* All or nothing, preferably adjacent.  KV_BUSY: bytes_max reached; KV_IO: the file system is full
@@ -51,6 +51,14 @@ bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
                        struct kv_error *err) KV_MUST_CHECK;
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
+
+/* The page's bytes were wrong: it is given to nobody any more, also where its segment file is made
+ * later.  KV_MISS: beyond what the tier may hold; KV_NOMEM. */
+kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
+bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page);
+/* Where a page lies: segment file and offset in it, for people. */
+void kv_ssd_place(const struct kv_ssd *ssd, uint32_t page, uint32_t *ret_segment,
+                  uint64_t *ret_offset);
 
 struct kv_ssd_op;
 typedef void kv_ssd_done_fn(struct kv_ssd_op *op, kv_status status);
@@ -77,9 +85,11 @@ struct kv_ssd_flush {
 kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_MUST_CHECK;
 
 struct kv_ssd_usage {
-    uint64_t bytes_max;                          /* Configured. */
-    uint64_t bytes_used;                         /* Allocated pages. */
-    uint64_t bytes_files;                        /* Segment files on disk. */
+    uint64_t bytes_max;   /* Configured. */
+    uint64_t bytes_used;  /* Allocated pages. */
+    uint64_t bytes_files; /* Segment files on disk. */
+    /* Of the pages in these files; the three together are all of them. */
+    uint32_t pages_free, pages_used, pages_quarantined;
     uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
     uint64_t io_errors;
     uint64_t segments_repaired; /* Found cut, empty or with a damaged header at start. */

@@ -74,6 +74,13 @@ static void check_accepted(const struct request *req)
         EXPECT((in->u.open.kind == 2) == (in->u.open.parent_name != NULL));
         if (in->u.open.parent_name != NULL) check_name(in->u.open.parent_name);
     }
+    if (req->method == REQUEST_SCRUB) {
+        const uint64_t rate_bytes = in->u.scrub.rate_bytes;
+        EXPECT(in->u.scrub.action >= SCRUB_STATUS && in->u.scrub.action <= SCRUB_STOP);
+        EXPECT(rate_bytes == 0 ||
+               (in->u.scrub.action == SCRUB_START && rate_bytes >= KV_SCRUB_RATE_MIN &&
+                rate_bytes <= KV_SCRUB_RATE_MAX));
+    }
     if (req->method == REQUEST_CHECKPOINT)
         EXPECT(in->u.checkpoint.kind >= KIND_PREFILL_END && in->u.checkpoint.kind <= KIND_MANUAL);
     if (req->method == REQUEST_WAIT_DURABLE)

@@ -268,7 +268,7 @@ def reads_that_fail_and_work_again():
         fail_reads(trigger, code)
         client = box.client()
         for turn in range(2):
-            before = box.counter("cached_read_failures_total", 'tier="ssd"')
+            before = box.counter("cached_read_failures_total", 'tier="ssd",where="read"')
             for name, prompt in prompts.items():
                 got = patiently(Talk(client, name).prefill, prompt + tokens(3), no_checkpoint=True)
                 check(got.hit_tokens < even(len(prompt)) or turn > 0, f"{what}: {name} hit "

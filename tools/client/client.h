@@ -81,6 +81,7 @@ enum client_method {
     CLIENT_GET_STATS,
     CLIENT_GET_CONFIG,
     CLIENT_ADVANCE_CLOCK,
+    CLIENT_SCRUB,
     CLIENT_METHOD_COUNT,
 };
 
