@@ -37,6 +37,9 @@ enum request_method {
     REQUEST_GET_STATS,
     REQUEST_ADVANCE_CLOCK,
     REQUEST_SCRUB,
+    REQUEST_DISK_USAGE,
+    REQUEST_DELETE_SESSION,
+    REQUEST_ERASE_USER,
     REQUEST_METHOD_COUNT,
 };
 
@@ -164,6 +167,18 @@ struct request_in {
             enum request_scrub_action action;
             uint64_t rate_bytes; /* 0: as configured. */
         } scrub;
+        struct {
+            bool has_user; /* By session of this one; else by user. */
+            struct kv_user_id user;
+            const char *user_name;
+            bool has_after; /* Page token: last session of the previous answer. */
+            struct kv_session_id after;
+        } usage;
+        struct {
+            bool dry_run;
+            struct kv_user_id user; /* EraseUser. */
+            const char *user_name;
+        } remove;
     } u;
 };
 
@@ -215,6 +230,27 @@ struct request_scrub {
     uint32_t listed_count;
 };
 
+/* What a removal removed, or would. */
+struct request_receipt {
+    bool found; /* EraseUser: there was such a user. */
+    uint64_t sessions, checkpoints, bytes;
+};
+
+/* Bytes on SSD of a user, or of one session. */
+struct request_usage_row {
+    struct kv_user_id user_id;
+    const char *user, *session; /* Arena; session "" where rows are users. */
+    uint64_t sessions, checkpoints, live_pages, expired_pages;
+};
+struct request_usage {
+    bool own; /* Asked by a harness: rows only. */
+    uint64_t bytes_max, bytes_files, page_bytes, pages_free, pages_used, pages_quarantined;
+    struct request_usage_row *rows; /* Arena. */
+    uint32_t row_count;
+    bool more;
+    struct kv_session_id after;
+};
+
 struct request_out {
     struct request_failure failure;
     struct request_times times;
@@ -247,9 +283,11 @@ struct request_out {
     struct kv_session_id list_last;
     bool has_head_checkpoint;
     struct kv_checkpoint_id head_checkpoint;
-    struct request_stats *stats; /* Arena. */
-    uint64_t wall_ms;            /* AdvanceClock. */
-    struct request_scrub *scrub; /* Arena. */
+    struct request_stats *stats;    /* Arena. */
+    uint64_t wall_ms;               /* AdvanceClock. */
+    struct request_scrub *scrub;    /* Arena. */
+    struct request_usage *usage;    /* Arena. */
+    struct request_receipt receipt; /* DeleteSession, EraseUser. */
 };
 
 struct request {
@@ -258,6 +296,7 @@ struct request {
     struct kv_arena *arena;
     struct kv_user_id user;
     const char *user_name;
+    bool is_ops;          /* Its token has role ops. */
     uint64_t deadline_ns; /* kv_clock_stopwatch_ns() after which nobody waits. */
     /* Client gone or deadline passed: set by rpc; or the session is being closed: set by the shard.
      * Polled by shard and worker. */

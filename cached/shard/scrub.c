@@ -23,7 +23,7 @@
 static bool is_at_rest(const struct kv_session *session)
 {
     return session->busy == NULL && session->flows == 0 && session->commits == 0 &&
-           session->load != KV_LOAD_RUNNING;
+           !session->deleting && session->load != KV_LOAD_RUNNING;
 }
 
 static void pending_remove(struct scrub *scrub, uint32_t at)
@@ -31,14 +31,13 @@ static void pending_remove(struct scrub *scrub, uint32_t at)
     scrub->pending[at] = scrub->pending[--scrub->pending_count];
 }
 
-static void settle(struct shard *shard, struct kv_session *session,
+/* True: it is as it was found, and its place is out of use. */
+static bool settle(struct shard *shard, struct kv_session *session,
                    const struct kv_scrub_finding *finding)
 {
-    struct scrub *scrub = &shard->scrub;
     const uint32_t page = kv_scrub_current(shard->store, session, finding);
-    if (page == KV_PAGE_INDEX_NONE) return; /* It went, or was written again, since it was read. */
-    const uint64_t dropped = shard->store->counters.nodes_dropped;
-    scrub->damaged++;
+    if (page == KV_PAGE_INDEX_NONE) return false; /* It went, or was written again meanwhile. */
+    shard->scrub.damaged++;
     shard->store->counters.scrub_corrupt_pages++;
     if (finding->missing)
         kv_log(shard->options.log, KV_LOG_ERROR, "page_damaged",
@@ -46,15 +45,22 @@ static void settle(struct shard *shard, struct kv_session *session,
                kv_store_page_owners(shard->store, page), finding->cause);
     else
         kv_store_quarantine(shard->store, page, KV_FOUND_BY_SCRUB, finding->cause);
-    shard_drop_page(shard, session, page);
-    session->recorded_nodes = session->node_count;
-    scrub->dropped += shard->store->counters.nodes_dropped - dropped;
+    return true;
 }
 
-/* All findings of a session whose tree is in memory. */
+/* All findings of a session whose tree is in memory: every place is told and taken out of use
+ * before the first checkpoint goes, because other bad pages may go with it. */
 static void settle_session(struct shard *shard, struct kv_session *session)
 {
     struct scrub *scrub = &shard->scrub;
+    const uint64_t dropped = shard->store->counters.nodes_dropped;
+    for (uint32_t i = 0; i < scrub->pending_count;) {
+        const bool own = kv_id_equal(scrub->pending[i].session.bytes, session->id.bytes);
+        if (own && !settle(shard, session, &scrub->pending[i]))
+            pending_remove(scrub, i);
+        else
+            i++;
+    }
     for (uint32_t i = 0; i < scrub->pending_count;) {
         const struct kv_scrub_finding finding = scrub->pending[i];
         if (!kv_id_equal(finding.session.bytes, session->id.bytes)) {
@@ -62,8 +68,11 @@ static void settle_session(struct shard *shard, struct kv_session *session)
             continue;
         }
         pending_remove(scrub, i);
-        settle(shard, session, &finding);
+        const uint32_t page = kv_scrub_current(shard->store, session, &finding);
+        if (page != KV_PAGE_INDEX_NONE) shard_drop_page(shard, session, page);
     }
+    session->recorded_nodes = session->node_count;
+    scrub->dropped += shard->store->counters.nodes_dropped - dropped;
 }
 
 static void tree_loaded(void *context, struct kv_session *session, kv_status status)
@@ -143,9 +152,11 @@ uint64_t scrub_tick(struct shard *shard)
         run_end(shard, false);
         return UINT64_MAX;
     }
-    settle_pending(shard);
     /* Every read in flight may be one more finding. */
-    const bool hold = scrub->pending_count + KV_SCRUB_DEPTH_MAX > KV_SCRUB_PENDING_MAX;
+    bool hold = scrub->pending_count + KV_SCRUB_DEPTH_MAX > KV_SCRUB_PENDING_MAX;
+    /* All bad pages of a tree are to be known before it is cut. */
+    if (hold || kv_scrub_is_between(scrub->run)) settle_pending(shard);
+    hold = scrub->pending_count + KV_SCRUB_DEPTH_MAX > KV_SCRUB_PENDING_MAX;
     const uint64_t now_ns = kv_clock_stopwatch_ns();
     kv_scrub_step(scrub->run, now_ns, hold);
     if (kv_scrub_progress(scrub->run).done && scrub->pending_count == 0 && !scrub->loading) {

@@ -246,6 +246,9 @@ void flow_get_session(struct flow *flow);
 void flow_get_stats(struct flow *flow);
 void flow_advance_clock(struct flow *flow);
 void flow_scrub(struct flow *flow);
+void flow_disk_usage(struct flow *flow);
+void flow_delete_session(struct flow *flow);
+void flow_erase_user(struct flow *flow);
 
 /* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
  * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only
@@ -315,6 +318,17 @@ uint64_t scrub_tick(struct shard *shard);
 /* Seconds since a whole pass ended, or since the start where none did. */
 double scrub_age_s(const struct shard *shard);
 
+/* ---- delete ---- */
+
+struct removal;
+
+/* Removals whose session is at rest now go on. */
+void delete_tick(struct shard *shard);
+/* Sessions deleted since the start, the last KV_DELETED_MAX: they can say so. */
+void deleted_remember(struct shard *shard, const struct kv_session_id *id);
+bool deleted_is(const struct shard *shard, const struct kv_session_id *id);
+void deleted_forget(struct shard *shard, const struct kv_session_id *id);
+
 /* ---- the shard ---- */
 
 /* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
@@ -337,6 +351,7 @@ struct shard_counters {
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
     uint64_t slot_waits, slot_refused;
+    uint64_t sessions_deleted;
 };
 
 enum shard_latency {
@@ -367,6 +382,9 @@ struct shard {
     struct flow *woken_first, *woken_last; /* They go on in this turn. */
     struct commit *commits;
     struct scrub scrub;
+    struct removal *removals; /* Under way. */
+    struct kv_session_id deleted[KV_DELETED_MAX];
+    uint64_t deleted_next;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

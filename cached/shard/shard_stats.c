@@ -80,6 +80,8 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Plans made weaker because stored bytes were missing or damaged.");
     add(stats, "cached_failed_requests_total", NULL, (double)counters->failures,
         "Requests that ended with an error.");
+    add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
+        "Sessions removed by DeleteSession and EraseUser.");
     add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
         "Idle live sessions put back to their last checkpoint to make room.");
     for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {

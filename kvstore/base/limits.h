@@ -22,8 +22,7 @@
 
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
-                                            */
+#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand. */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -61,6 +60,12 @@
 #define KV_DRAFT_BLOCK_MAX 16u     /* Tokens a model drafts at once. */
 #define KV_VERIFY_TOKENS_MAX 8u    /* Of one step: a pending token and drafts behind it. */
 #define KV_DRAFTS_MAX (KV_VERIFY_TOKENS_MAX - 1u)
+
+#define KV_DELETED_MAX 1024u /* Ids of deleted sessions that answer DELETED. */
+
+/* DiskUsage, one answer: records looked at (a session is never cut), and rows. */
+#define KV_USAGE_RECORDS_MAX 65536u
+#define KV_USAGE_ROWS_MAX 1000u
 
 /* The scrub. */
 #define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */

@@ -14,7 +14,8 @@
     X(ACK_BEFORE_SYNC, "ack-before-sync")         /* When the records were handed over. */         \
     X(CHECKSUM_OFF, "checksum-off")               /* A page that was read is believed. */          \
     X(TORN_RECORD, "torn-record")                 /* Nodes before their pages; both are loaded. */ \
-    X(REUSE_BEFORE_DELETE, "reuse-before-delete") /* Old places are free before it is recorded. */
+    X(REUSE_BEFORE_DELETE, "reuse-before-delete") /* Old places are free before it is recorded. */ \
+    X(ACK_BEFORE_DELETE, "ack-before-delete")     /* A deletion, when it was handed over. */
 
 enum kv_plant {
     KV_PLANT_NONE,

@@ -127,6 +127,7 @@ kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_i
                                uint64_t uid) KV_MUST_CHECK;
 kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
+kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *user) KV_MUST_CHECK;
 /* An SSD page to free once the batch is durable. */
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
 kv_status kv_batch_quarantine(struct kv_batch *batch,
@@ -232,6 +233,9 @@ void kv_scrub_destroy(struct kv_scrub *scrub); /* Nothing in flight. */
 void kv_scrub_step(struct kv_scrub *scrub, uint64_t now_ns, bool hold);
 void kv_scrub_set_rate(struct kv_scrub *scrub, uint64_t rate_bytes);
 bool kv_scrub_in_flight(const struct kv_scrub *scrub);
+/* All pages of the records at hand were read: those of a session lie together, so whoever acts on
+ * findings acts now. */
+bool kv_scrub_is_between(const struct kv_scrub *scrub);
 /* Nanoseconds until a step can start something; UINT64_MAX: when something in flight is back. */
 uint64_t kv_scrub_wait_ns(const struct kv_scrub *scrub, uint64_t now_ns);
 struct kv_scrub_progress kv_scrub_progress(const struct kv_scrub *scrub);

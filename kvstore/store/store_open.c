@@ -112,8 +112,9 @@ static kv_status visit_user(void *context, const struct kv_manifest_put *put)
         return KV_FAIL(visit->err, KV_CORRUPT, "state directory '%s': a user record is damaged",
                        visit->store->options.dir);
     const struct kv_user_id id = kv_user_id_of(record.name);
-    if (kv_index_user_add(visit->store->index, &id, record.salt) == NULL)
-        return KV_FAIL(visit->err, KV_NOMEM, "load users");
+    struct kv_user *user = kv_index_user_add(visit->store->index, &id, record.salt);
+    if (user == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load users");
+    memcpy(user->name, record.name, sizeof(user->name));
     return KV_OK;
 }
 

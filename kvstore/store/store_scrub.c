@@ -102,6 +102,11 @@ bool kv_scrub_in_flight(const struct kv_scrub *scrub)
     return scrub->in_flight > 0 || scrub->scanning;
 }
 
+bool kv_scrub_is_between(const struct kv_scrub *scrub)
+{
+    return scrub->entry_next == scrub->entry_count && scrub->in_flight == 0;
+}
+
 struct kv_scrub_progress kv_scrub_progress(const struct kv_scrub *scrub)
 {
     return scrub->progress;
@@ -287,10 +292,10 @@ void kv_scrub_step(struct kv_scrub *scrub, uint64_t now_ns, bool hold)
         scrub->entry_next++;
         read_start(scrub, entry);
     }
-    if (scrub->entry_next < scrub->entry_count || scrub->scanning) return;
+    if (!kv_scrub_is_between(scrub) || scrub->scanning) return;
     if (!scrub->scanned && !hold)
         scan_next(scrub);
-    else if (scrub->scanned && scrub->in_flight == 0)
+    else if (scrub->scanned)
         scrub->progress.done = true;
 }
 

@@ -9,18 +9,8 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/checksum.h"
 #include "kvstore/format/manifest_record.h"
-#include "kvstore/format/quarantine.h"
 
-enum {
-    TYPE_STORE,
-    TYPE_COMMIT,
-    TYPE_USER,
-    TYPE_SESSION,
-    TYPE_NODE,
-    TYPE_PAGE,
-    TYPE_QUARANTINE,
-    TYPE_COUNT
-};
+enum { TYPE_STORE, TYPE_COMMIT, TYPE_USER, TYPE_SESSION, TYPE_NODE, TYPE_PAGE, TYPE_COUNT };
 
 /* Decodes; on success encodes again into *ret_buf (caller frees) and returns the length, else 0. */
 static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, uint8_t **ret_buf)
@@ -31,7 +21,6 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     struct kv_record_session session;
     struct kv_record_node node;
     struct kv_record_page page;
-    struct kv_record_quarantine quarantine;
     uint8_t *buf = malloc(kv_record_node_max(KV_PAGES_PER_SESSION_MAX));
     EXPECT(buf != NULL);
     *ret_buf = buf;
@@ -52,12 +41,9 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     case TYPE_NODE:
         if (kv_record_node_decode(value, bytes, &node) != KV_OK) return 0;
         return kv_record_node_encode(&node, buf);
-    case TYPE_PAGE:
+    default:
         if (kv_record_page_decode(value, bytes, &page) != KV_OK) return 0;
         return kv_record_page_encode(&page, buf);
-    default:
-        if (kv_record_quarantine_decode(value, bytes, &quarantine) != KV_OK) return 0;
-        return kv_record_quarantine_encode(&quarantine, buf);
     }
 }
 
@@ -107,8 +93,6 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .page_uids = uids,
     };
     const struct kv_record_page page = {.uid = 1, .position = 128, .count = 72};
-    const struct kv_record_quarantine quarantine = {
-        .ssd_page = 7, .owners = 2, .found_by = KV_FOUND_BY_SCRUB, .cause = "checksum"};
 
     (void)bytes_max;
     buf[0] = (uint8_t)index;
@@ -125,8 +109,6 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         return 1 + kv_record_node_encode(&node, buf + 1);
     case TYPE_PAGE:
         return 1 + kv_record_page_encode(&page, buf + 1);
-    case TYPE_QUARANTINE:
-        return 1 + kv_record_quarantine_encode(&quarantine, buf + 1);
     default:
         return 0;
     }

@@ -1,8 +1,8 @@
 /*
  * The record of a quarantined place.
  *
- * Goal: its bytes are those of docs/format.md, any change of them is refused, and whatever a damaged
- * disk made of a cause, nothing but printable text is recorded.
+ * Goal: its bytes are those of docs/format.md, any change of them is refused, and whatever a
+ * damaged disk made of a cause, nothing but printable text is recorded.
  */
 
 #include "kvstore/format/quarantine.h"
