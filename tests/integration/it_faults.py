@@ -268,7 +268,7 @@ def reads_that_fail_and_work_again():
         fail_reads(trigger, code)
         client = box.client()
         for turn in range(2):
-            before = box.counter("cached_read_failures_total", 'tier="ssd",where="read"')
+            before = box.counter("cached_read_failures_total", 'tier="ssd"')
             for name, prompt in prompts.items():
                 got = patiently(Talk(client, name).prefill, prompt + tokens(3), no_checkpoint=True)
                 check(got.hit_tokens < even(len(prompt)) or turn > 0, f"{what}: {name} hit "
@@ -336,7 +336,7 @@ def flipped_bits_in_segments_of_a_running_daemon():
             hurt |= owners(prompts, position, ids)
             may_look |= lookers(prompts, position)
         come_back(box, prompts, hurt, "flips while running", may_look)
-        failures = box.counter("cached_checksum_failures_total", 'tier="ssd"')
+        failures = box.counter("cached_checksum_failures_total", 'tier="ssd",where="read"')
     check(failures > 0, "no flip was read")
     well(box, what="flips while running")
     box.stop()
