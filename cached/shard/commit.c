@@ -16,6 +16,7 @@
 #include "kvstore/format/page.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,24 +51,23 @@ static bool plan_writes(struct shard *shard, struct live *live, struct commit *c
     return true;
 }
 
-static void remember_head(struct kv_session *session, struct kv_node *node, uint64_t now_ms)
+static void fall_back(struct kv_session *session, struct kv_node *node)
 {
     session->head = node;
     session->has_head = node != NULL;
     session->head_tokens = node == NULL ? 0 : node->tokens;
     if (node != NULL) session->head_id = node->id;
-    session->used_ms = now_ms;
 }
 
 /* Whoever has still to answer with this checkpoint says that it is not stored: the waiter, and a
  * decode that answers early but is still sending. */
-static void forget_point(struct shard *shard, const struct kv_node *node)
+static void forget_point(struct shard *shard, const struct kv_node *node, enum kv_reason why)
 {
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
         for (uint32_t i = 0; i < flow->point_count; i++) {
             if (flow->points[i].node != node) continue;
             flow->points[i].node = NULL;
-            flow->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+            flow->req->out.save_reason = why;
         }
     }
 }
@@ -94,8 +94,8 @@ static void commit_revert(struct commit *commit, bool free_space)
         struct kv_node *node = commit->nodes[i];
         assert(node->child == NULL);
         if (live != NULL && live->node == node) live_fall_back(live, node->parent);
-        if (session->head == node) remember_head(session, node->parent, session->used_ms);
-        forget_point(shard, node);
+        if (session->head == node) fall_back(session, node->parent);
+        forget_point(shard, node, commit->why);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
     }
@@ -118,7 +118,7 @@ static void commit_end(struct commit *commit, bool saved)
     if (saved) {
         shard->store->counters.saves += commit->node_count;
     } else if (waiter != NULL) {
-        waiter->req->out.save_reason = KV_REASON_SSD_READ_ONLY;
+        waiter->req->out.save_reason = commit->why;
     }
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
@@ -184,15 +184,24 @@ static kv_status fill_pages(struct commit *commit)
 
 static kv_status fill_tree(struct commit *commit)
 {
-    kv_status status = kv_batch_session(commit->batch, commit->session);
+    struct kv_session *session = commit->session;
+    kv_status status = KV_OK;
     /* Its old record stays true; the new one shows the tree as it is. */
-    if (status == KV_OK && commit->shortened != NULL && commit->shortened->durable)
+    if (commit->shortened != NULL && commit->shortened->durable)
         status = kv_batch_node(commit->batch, commit->shortened);
     for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++)
         status = batch_path(commit, commit->nodes[i]);
     for (uint32_t i = 0; status == KV_OK && i < commit->found_count; i++)
         status = batch_path(commit, commit->found[i]);
-    return status;
+    /* Not before: a record of the session that a removal writes meanwhile must not name a head
+     * that has no record itself. */
+    if (session->head != NULL && kv_id_equal(session->head->id.bytes, commit->head_id.bytes)) {
+        session->has_head = true;
+        session->head_id = commit->head_id;
+        session->head_tokens = commit->head_tokens;
+        session->claimed_tokens = commit->claimed_tokens;
+    }
+    return status == KV_OK ? kv_batch_session(commit->batch, session) : status;
 }
 
 static void post_batch(struct commit *commit, kv_batch_done_fn *done)
@@ -247,9 +256,26 @@ static kv_status post_records(struct commit *commit)
     return KV_OK;
 }
 
+static enum kv_reason reason_of(kv_status status, const struct kv_error *err)
+{
+    if (status == KV_BUSY) return KV_REASON_SSD_FULL;
+    if (status == KV_INVALID) return KV_REASON_SSD_READ_ONLY;
+    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
 static void pages_done(struct kv_write *write, kv_status status)
 {
     struct commit *commit = write->context;
+    if (status != KV_OK && write->err.text[0] != '\0') {
+        /* It waited for a segment that could not be made. */
+        commit->why = reason_of(status, &write->err);
+        commit->shard->counters.save_refused++;
+        kv_log(commit->shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
+               kv_status_name(status), write->err.text);
+        commit_revert(commit, true);
+        commit_end(commit, false);
+        return;
+    }
     if (status == KV_OK) status = post_records(commit);
     if (status != KV_OK) {
         kv_log(commit->shard->options.log, KV_LOG_ERROR, "save_failed", "status=%s",
@@ -269,9 +295,7 @@ static enum kv_reason refused(struct commit *commit, kv_status status, const str
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
     free(commit);
-    if (status == KV_BUSY) return KV_REASON_SSD_FULL;
-    if (status == KV_INVALID) return KV_REASON_SSD_READ_ONLY;
-    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+    return reason_of(status, err);
 }
 
 static bool place_points(struct shard *shard, struct live *live, struct commit *commit,
@@ -292,14 +316,28 @@ static bool place_points(struct shard *shard, struct live *live, struct commit *
     return ok;
 }
 
+/* Why nothing of this session is saved at present; NONE: it can be tried. */
+static enum kv_reason not_now(struct shard *shard, const struct kv_session *session)
+{
+    if (session->unreadable) return KV_REASON_SESSION_UNREADABLE;
+    if (session->commits == 0 && !shard->slow) return KV_REASON_NONE;
+    shard->counters.save_refused++;
+    return KV_REASON_SSD_SLOW;
+}
+
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason)
 {
     struct kv_store *store = shard->store;
     struct kv_session *session = live->session;
     struct kv_error err = {0};
-    *ret_reason = KV_REASON_NONE;
-    assert(count > 0 && session->commits == 0);
+    assert(count > 0);
+    *ret_reason = not_now(shard, session);
+    if (*ret_reason != KV_REASON_NONE) {
+        for (uint32_t i = 0; i < count; i++)
+            points[i].node = NULL;
+        return NULL;
+    }
 
     struct commit_pages touched = {.first = 0, .count = live->page_count};
     /* Only now a position of this history; else one of whoever had the slot before. */
@@ -320,6 +358,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
                               .session = session,
                               .live = live,
                               .batch = batch,
+                              .why = KV_REASON_SSD_READ_ONLY,
                               .begun_ns = kv_clock_stopwatch_ns()};
     const bool placed = place_points(shard, live, commit, points, count, &touched);
     free(touched.objects);
@@ -328,8 +367,11 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
         *ret_reason = KV_REASON_INDEX_FULL;
         goto forget;
     }
-    remember_head(session, live->node, kv_store_now_ms(store));
-    session->claimed_tokens = live->state.tokens;
+    session->head = live->node;
+    session->used_ms = kv_store_now_ms(store);
+    commit->head_id = live->node->id;
+    commit->head_tokens = live->node->tokens;
+    commit->claimed_tokens = live->state.tokens;
     commit->next = shard->commits;
     shard->commits = commit;
     session->commits++;

@@ -16,6 +16,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/store/segments.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -196,7 +197,7 @@ static kv_status take_record(struct removal *removal, const struct kv_manifest_p
         uid = uid << 8 | put->key[18 + i];
     kv_status status = removal->dry_run ? KV_OK : kv_batch_delete_page(removal->batch, id, uid);
     if (status != KV_OK || kv_record_page_decode(put->value, put->value_bytes, &page) != KV_OK ||
-        !kv_ssd_claimed(store->ssd, page.ssd_page))
+        !kv_store_segment_recorded(store, page.ssd_page))
         return status;
     removal->pages++;
     return removal->dry_run ? KV_OK : kv_batch_free_ssd(removal->batch, page.ssd_page);

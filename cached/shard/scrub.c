@@ -71,7 +71,6 @@ static void settle_session(struct shard *shard, struct kv_session *session)
         const uint32_t page = kv_scrub_current(shard->store, session, &finding);
         if (page != KV_PAGE_INDEX_NONE) shard_drop_page(shard, session, page);
     }
-    session->recorded_nodes = session->node_count;
     scrub->dropped += shard->store->counters.nodes_dropped - dropped;
 }
 

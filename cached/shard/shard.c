@@ -233,11 +233,14 @@ static void tick_health(struct shard *shard)
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
         health = "acknowledged records were lost before this start: see records_lost in the log";
-    if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
+    if (shard->store->counters.unreadable_trees > 0)
+        health = "records of some sessions cannot be read: see tree_unreadable in the log";
+    if (shard->slow) health = "the device of the SSD tier does not answer: turns go on without it";
+    if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
     if (worker_model_lost(shard->options.worker))
-        health = "a file of the model has become shorter while in use";
+        health = "a file of the model is gone or was changed while in use";
     atomic_store(&shard->health, health);
 }
 
@@ -261,6 +264,7 @@ void shard_run(void *context)
         if (now_ns - ticked_ns > TICK_MS * 1000000ull) {
             ticked_ns = now_ns;
             tick_flows(shard);
+            patience_tick(shard);
             tick_lives(shard);
             tick_health(shard);
             sweep_tick(shard);
@@ -278,4 +282,5 @@ void shard_run(void *context)
         const int wait_ms = more ? 0 : (int)KV_MIN(scrub_ms, (uint64_t)TICK_MS);
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }
+    kv_store_rest(shard->store);
 }

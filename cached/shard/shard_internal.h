@@ -107,10 +107,13 @@ struct commit {
     uint32_t node_count;
     struct kv_node *found[KV_STOPS_MAX + 1]; /* Stood there already, and have no record yet. */
     uint32_t found_count;
-    struct kv_node *shortened; /* Its edge was cut for this commit. */
-    struct kv_write *write;    /* NULL: nothing to write. */
+    struct kv_node *shortened;       /* Its edge was cut for this commit. */
+    struct kv_checkpoint_id head_id; /* Of the session, once its record is written. */
+    uint32_t head_tokens, claimed_tokens;
+    struct kv_write *write; /* NULL: nothing to write. */
     struct kv_batch *batch;
     struct flow *waiter; /* Told when done; NULL: nobody waits. */
+    enum kv_reason why;  /* What it is told of a save that fails. */
     uint64_t begun_ns;
     struct commit *next;
 };
@@ -175,7 +178,13 @@ struct flow {
     uint32_t unread_from;
     uint32_t *read_pages, *read_slots;
     bool *read_fresh;
+    kv_status *read_status; /* What the check of each page said; KV_STATUS_COUNT: not yet. */
     uint32_t read_count; /* Entries whose slots are pinned by this flow. */
+    /* Of a path read for its ids (flow_path.c): pages there, checked so far and how that went. */
+    bool *path_there;
+    uint32_t path_next;
+    kv_status path_status;
+    struct kv_digest path_chain;
 
     struct worker_job job;
     void (*job_finished)(struct flow *flow);
@@ -297,6 +306,12 @@ void sweep_tick(struct shard *shard);
 /* flow->wake runs after one whole sweep. */
 void sweep_wait(struct flow *flow);
 
+/* ---- patience ---- */
+
+/* Lets calls go on that wait for a device that does not answer; each tick. */
+void patience_tick(struct shard *shard);
+/* The save of its session hangs, and it can do without: a turn, or what refuses at once. */
+bool patience_is_over(const struct flow *flow);
 /* ---- scrub ---- */
 
 struct scrub {
@@ -351,6 +366,7 @@ struct shard_counters {
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
     uint64_t slot_waits, slot_refused;
+    uint64_t late_saves; /* Not waited for. */
     uint64_t sessions_deleted;
 };
 
@@ -388,7 +404,9 @@ struct shard {
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;
-    bool look_now; /* Somebody left: look at cancelled flags in this turn. */
+    uint64_t patience_ns; /* Stopwatch at the last patience_tick(). */
+    bool slow;            /* The device does not answer: nothing new is asked of it. */
+    bool look_now;        /* Somebody left: look at cancelled flags in this turn. */
     atomic_uint inflight;
     atomic_bool stopping;
     atomic_bool poked;

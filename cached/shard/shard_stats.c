@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COUNTERS_MAX 128u
+#define COUNTERS_MAX 144u
 
 static void add(struct request_stats *stats, const char *name, const char *labels, double value,
                 const char *help)
@@ -116,6 +116,7 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
     const struct kv_manifest_stats manifest = kv_manifest_stats(shard->store->manifest);
     const struct kv_index_usage index = kv_index_usage(shard->store->index);
+    const struct kv_disk_facts disk = kv_disk_facts(shard->options.disk);
     add(stats, "cached_saves_total", "result=\"ok\"", (double)store->saves,
         "Checkpoints made durable.");
     add(stats, "cached_saves_total", "result=\"failed\"", (double)store->saves_failed,
@@ -128,6 +129,10 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         (double)store->corrupt_pages, "Pages that were not what the index says.");
     add(stats, "cached_checksum_failures_total", "tier=\"ssd\",where=\"scrub\"",
         (double)store->scrub_corrupt_pages, "Pages that were not what the index says.");
+    add(stats, "cached_ssd_late_total", "op=\"read\"", (double)store->late_reads,
+        "Pages and saves that calls did not wait for, because the device did not answer.");
+    add(stats, "cached_ssd_late_total", "op=\"save\"", (double)shard->counters.late_saves,
+        "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
         "Pages that could not be read; they stay stored.");
     add(stats, "cached_scrub_read_failures_total", NULL, (double)store->scrub_unread_pages,
@@ -143,6 +148,16 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     add(stats, "cached_evictions_total", "tier=\"hbm\",cause=\"capacity\"", (double)hbm.evictions,
         "Cached pages dropped from memory; SSD has them.");
     add(stats, "cached_io_errors_total", NULL, (double)ssd.io_errors, "Failed reads and writes.");
+    add(stats, "cached_ssd_pages_total", "place=\"ahead\"", (double)ssd.pages_ahead,
+        "Free places on SSD written through before they were needed.");
+    add(stats, "cached_ssd_pages_total", "place=\"behind\"", (double)ssd.pages_behind,
+        "Places given out before that was done: their first flush takes longer.");
+    add(stats, "cached_io_memory_bytes", "state=\"given\"", (double)disk.bytes,
+        "Memory of pages that the kernel may be told of; it is as pages are used.");
+    add(stats, "cached_io_memory_bytes", "state=\"registered\"", (double)disk.bytes_in_use,
+        "Memory of pages registered with io_uring.");
+    add(stats, "cached_io_memory_refused_errno", NULL, (double)disk.refused_errno,
+        "Why the kernel registers no more of it; 0: it does.");
     add(stats, "cached_ssd_flushes_total", NULL, (double)ssd.flushes, "fdatasync rounds.");
     add(stats, "cached_manifest_batches_total", NULL, (double)manifest.batches,
         "Manifest changes asked for.");
@@ -150,6 +165,12 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Synced writes that served them.");
     add(stats, "cached_lost_batches", NULL, (double)shard->store->recovery.lost_batches,
         "Batches of acknowledged records that this start did not find any more.");
+    add(stats, "cached_clock_jumps_total", NULL, (double)shard->store->time.jumps,
+        "Jumps of the wall clock by more than 5 min, also since the last use on record.");
+    add(stats, "cached_clock_off_seconds", NULL, (double)shard->store->time.off_ms / 1000,
+        "How far the wall clock is ahead of the time that ages are counted by.");
+    add(stats, "cached_unreadable_sessions", NULL, (double)store->unreadable_trees,
+        "Sessions whose records could not be read since the start; they take no saves.");
     add(stats, "cached_notes_total", "result=\"ok\"", (double)(store->notes - store->notes_failed),
         "Writes of the file acknowledged.");
     add(stats, "cached_notes_total", "result=\"failed\"", (double)store->notes_failed,
@@ -182,6 +203,38 @@ static void fill_scrub(struct shard *shard, struct request_stats *stats)
         "Places on SSD that are given to nobody any more.");
     add(stats, "cached_quarantined_pages_total", NULL, (double)store->quarantined,
         "Places that were quarantined since the start.");
+}
+
+/* What the start found; the same until the next one. */
+static void fill_recovery(const struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_store_recovery *recovery = &shard->store->recovery;
+    const struct {
+        const char *label;
+        uint64_t value;
+    } found[] =
+        {
+            {"what=\"checkpoints\"", recovery->checkpoints},
+            {"what=\"sessions\"", recovery->sessions},
+            {"what=\"bytes\"", recovery->bytes},
+        },
+      dropped[] = {
+          {"what=\"checkpoints\",cause=\"place_gone\"", recovery->dropped_lost},
+          {"what=\"checkpoints\",cause=\"record_damaged\"", recovery->dropped_damaged},
+          {"what=\"checkpoints\",cause=\"session_unknown\"", recovery->dropped_orphans},
+          {"what=\"sessions\",cause=\"record_damaged\"", recovery->dropped_sessions},
+          {"what=\"bytes\",cause=\"place_gone\"", recovery->dropped_bytes},
+      };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(found); i++)
+        add(stats, "cached_start_recovered", found[i].label, (double)found[i].value,
+            "Found at this start.");
+    for (size_t i = 0; i < KV_ARRAY_COUNT(dropped); i++)
+        add(stats, "cached_start_dropped", dropped[i].label, (double)dropped[i].value,
+            "Lost at this start.");
+    add(stats, "cached_start_seconds", NULL, (double)recovery->duration_ns / 1e9,
+        "Reading of records at this start.");
+    add(stats, "cached_start_trees_read", NULL, recovery->scan_why != NULL,
+        "1: this start had to read all trees; its line `recovered` in the log says why.");
 }
 
 static double ratio(double part, double whole)
@@ -261,11 +314,25 @@ static void fill_latencies(struct shard *shard, struct request_stats *stats)
     }
 }
 
+/* A clock that is off keeps nobody from being served. */
+static const char *health_text(struct shard *shard, struct kv_arena *arena)
+{
+    char text[160];
+    const char *health = shard_health(shard);
+    const int64_t off_ms = shard->store->time.off_ms;
+    if (health != NULL || off_ms == 0) return health == NULL ? "serving" : health;
+    (void)snprintf(text, sizeof(text),
+                   "serving, but the wall clock is off by %lld s: ages go on without it, see "
+                   "clock_jumped in the log",
+                   (long long)(off_ms / 1000));
+    health = kv_arena_strdup(arena, text, strlen(text));
+    return health == NULL ? "serving" : health;
+}
+
 static void fill_identity(struct shard *shard, struct request_stats *stats)
 {
     const struct kv_store *store = shard->store;
     const struct kv_layout *layout = shard->layout;
-    const char *health = shard_health(shard);
     stats->uptime_ms = (kv_clock_stopwatch_ns() - shard->started_ns) / 1000000u;
     stats->model_name = shard->options.model_name;
     stats->engine_backend = shard->options.engine_backend;
@@ -273,7 +340,7 @@ static void fill_identity(struct shard *shard, struct request_stats *stats)
     stats->engine_family = shard->options.engine_family;
     stats->io_backend = kv_disk_backend(shard->options.disk);
     stats->clock_mode = kv_clock_is_virtual(shard->options.clock) ? "virtual" : "real";
-    stats->health = health == NULL ? "serving" : health;
+    stats->health = health_text(shard, stats->arena);
     stats->model = store->options.model;
     stats->sessions = kv_index_usage(store->index).sessions;
     for (uint32_t i = 0; i < shard->live_count; i++)
@@ -312,6 +379,7 @@ void flow_get_stats(struct flow *flow)
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
     fill_scrub(flow->shard, stats);
+    fill_recovery(flow->shard, stats);
     fill_engine(flow->shard, stats);
     fill_latencies(flow->shard, stats);
     flow->req->out.stats = stats;

@@ -44,7 +44,6 @@ static void sweep_session(struct shard *shard, struct kv_session *session)
 {
     live_release(shard, session->live);
     kv_store_drop_expired(shard->store, session);
-    session->recorded_nodes = session->node_count;
     /* What was used later than the session's record says keeps it from being due again. */
     for (const struct kv_node *node = session->roots; node != NULL; node = node->sibling)
         session->used_ms = KV_MAX(session->used_ms, node->used_ms);

@@ -22,7 +22,8 @@
 
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand. */
+#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
+                                            */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -76,7 +77,11 @@
 #define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
 
 /* Threads and I/O. */
+#define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
 #define KV_RING_DEPTH 128u
+/* A device that gave nothing to a read or a save for so long is not waited for any more. */
+#define KV_DISK_PATIENCE_MS 5000u
+#define KV_READ_DEPTH 32u /* Pages of one read that are with the disk at a time. */
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
@@ -97,4 +102,5 @@ _Static_assert(4 * KV_VERIFY_TOKENS_MAX <= KV_PASS_ROWS_MAX,
                "a whole step fits beside the quarter of a pass that prefills keep");
 _Static_assert(KV_VERIFY_TOKENS_MAX <= KV_SPARE_TOKENS_MAX,
                "spare rows can cover what one step may reject");
+_Static_assert(2 * KV_READ_DEPTH <= KV_RING_DEPTH, "a long read leaves room for others");
 _Static_assert(KV_PASS_ROWS_MAX <= KV_PROMPT_TOKENS_MAX, "a pass is no longer than a prompt");

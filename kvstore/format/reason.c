@@ -162,6 +162,14 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(SSD_SLOW, UNAVAILABLE,
+           "The device of the SSD tier does not answer; the save may still get there.",
+           "Nothing to do for the answer; WaitDurable tells when it is stored.  Look at the "
+           "device."),
+    REASON(SESSION_UNREADABLE, FAILED_PRECONDITION,
+           "The records of this session's checkpoints cannot be read, so nothing of it is used and "
+           "nothing is saved to it.",
+           "Go on in a new session; the operator finds the cause in the log (tree_unreadable)."),
     REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
            "Raise index.ram, or let old sessions expire."),
     REASON(QUEUE_FULL, RESOURCE_EXHAUSTED,
@@ -184,6 +192,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Call again, every call may be repeated; or allow more time."),
     REASON(CANCELLED, CANCELLED, "The caller went away or the session was closed meanwhile.",
            "Call again if the answer is still wanted."),
+    REASON(STARTING, UNAVAILABLE,
+           "The daemon is still reading what its state directory holds; nothing can be asked of it "
+           "yet but its health, its statistics and its configuration.",
+           "Try again when the health service says SERVING; cachectl status shows how far it is."),
     REASON(SHUTTING_DOWN, UNAVAILABLE, "The daemon is stopping.",
            "Call again when it is back; stored checkpoints stay."),
     REASON(NOT_IMPLEMENTED, UNIMPLEMENTED, "This version of the daemon does not have that yet.",
@@ -208,7 +220,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(USER_NOT_FOUND, NOT_FOUND, "No user of that name has opened a session.",
            "`cachectl du` lists those that have."),
     REASON(MODEL_LOST, UNAVAILABLE,
-           "A file of the model became shorter or unreadable while the daemon used it: nothing "
+           "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",
            "The log names the file: put a whole model in place and restart the daemon."),
     REASON(INTERNAL, INTERNAL, "The daemon met a state it should never reach.",

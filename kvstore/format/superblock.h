@@ -30,9 +30,10 @@
 #define KV_SUPERBLOCK_COPY_BYTES 4096u
 #define KV_SUPERBLOCK_BYTES (2u * KV_SUPERBLOCK_COPY_BYTES)
 
-/* Bits of `features`: additions of docs/format.md, each set before its first byte is written. */
-#define KV_FEATURE_QUARANTINE (1ull << 2) /* Records Q. */
-#define KV_FEATURES_KNOWN KV_FEATURE_QUARANTINE
+/* Bits of `features` that this build knows. */
+#define KV_FEATURE_SEGMENTS 1ull   /* Segment records: a start reads no trees. */
+#define KV_FEATURE_QUARANTINE 4ull /* Records Q. */
+#define KV_FEATURES_KNOWN (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE)
 
 struct kv_superblock {
     struct kv_directory_id id;

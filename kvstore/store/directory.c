@@ -4,7 +4,8 @@
  * It comes first: written under another name, synced, renamed and the directory synced, before the
  * manifest and the first segment are made.  So a directory that has those and no superblock is not
  * a new one interrupted by a crash; it is of the layout before version 1.  After that the file
- * changes only when a copy of it was damaged, or while there is no segment yet.
+ * changes only when a copy of it was damaged, while there is no segment yet, or when the directory
+ * gets a feature.
  */
 
 #include "kvstore/store/directory.h"
@@ -109,7 +110,7 @@ static kv_status read_file(const struct folder *folder, uint8_t bytes[KV_SUPERBL
     const int64_t there = kv_disk_call(folder->disk, &size);
     const int64_t got = there < 0 ? -1 : kv_disk_call(folder->disk, &read);
     kv_status status = KV_OK;
-    if (got < KV_MIN(there, (int64_t)KV_SUPERBLOCK_BYTES))
+    if (there < 0 || got < KV_MIN(there, (int64_t)KV_SUPERBLOCK_BYTES))
         status = KV_FAIL_ERRNO(err, KV_IO, "read '%s/%s'", folder->dir, file_name);
     kv_disk_close_file(folder->disk, fd);
     return status;
@@ -321,13 +322,12 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
     return status;
 }
 
-kv_status kv_directory_add_features(struct kv_disk *disk, const char *dir, uint64_t features,
-                                    struct kv_superblock *superblock, struct kv_error *err)
+kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,
+                                   struct kv_superblock *superblock, struct kv_error *err)
 {
-    struct kv_superblock more = *superblock;
-    more.features |= features;
-    if (more.features == superblock->features) return KV_OK;
-    const kv_status status = write_file(disk, dir, &more, err);
-    if (status == KV_OK) *superblock = more;
+    struct kv_superblock next = *superblock;
+    next.features |= feature;
+    const kv_status status = write_file(disk, dir, &next, err);
+    if (status == KV_OK) *superblock = next;
     return status;
 }

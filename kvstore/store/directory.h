@@ -21,9 +21,8 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
                             struct kv_superblock *ret_superblock,
                             struct kv_error *err) KV_MUST_CHECK;
 
-/* Sets bits of `features` in the superblock of `dir`, durably; *superblock is the one that stands
- * there and then has them.  Blocking, a few milliseconds; once in the life of a directory, by
- * whoever writes the first byte of an addition.  KV_IO: as it was. */
-kv_status kv_directory_add_features(struct kv_disk *disk, const char *dir, uint64_t features,
-                                    struct kv_superblock *superblock,
-                                    struct kv_error *err) KV_MUST_CHECK;
+/* Adds a bit of `features` to the superblock, durable when it returns KV_OK; after another status
+ * it may have the bit or not.  *superblock: as on disk, and is changed with it. */
+kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,
+                                   struct kv_superblock *superblock,
+                                   struct kv_error *err) KV_MUST_CHECK;

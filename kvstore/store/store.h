@@ -22,6 +22,7 @@
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
 #include "kvstore/index/session_index.h"
+#include "kvstore/plan/timeline.h"
 #include "kvstore/tier/tier_hbm.h"
 #include "kvstore/tier/tier_pool.h"
 #include "kvstore/tier/tier_ssd.h"
@@ -42,18 +43,30 @@ struct kv_store_options {
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
     uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
-    enum kv_plant plant;   /* Test builds: a bug to be found. */
+    /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
+    void (*progress)(void *context, const char *phase, uint32_t percent);
+    void *progress_context;
+    enum kv_plant plant; /* Test builds: a bug to be found. */
 };
 
+/* What a start found.  dropped is the sum of the three below it. */
 struct kv_store_recovery {
     uint64_t checkpoints, dropped, sessions, pages, bytes;
+    uint64_t dropped_lost;    /* A page of theirs is gone, with its file or behind its end. */
+    uint64_t dropped_damaged; /* Their record is damaged. */
+    uint64_t dropped_orphans; /* Their session has no record; these are kept, and not served. */
+    uint64_t dropped_sessions;
+    uint64_t dropped_pages, dropped_bytes;
+    const char *scan_why;  /* Why all trees were read; NULL: they were not. */
     uint64_t lost_batches; /* Acknowledged before this start, and not in the manifest any more. */
     uint64_t duration_ns;
 };
 
 struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
-    uint64_t unread_pages; /* Reads that failed; the pages stay. */
+    uint64_t unreadable_trees; /* Since the start. */
+    uint64_t unread_pages;     /* Reads that failed; the pages stay. */
+    uint64_t late_reads;       /* Of these, not waited for. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
     uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
@@ -72,21 +85,25 @@ struct kv_store {
     struct kv_pool *pool;
     struct kv_ssd *ssd;
     struct kv_manifest *manifest;
+    struct kv_timeline time;
     struct kv_store_recovery recovery;
     struct kv_store_counters counters;
     uint64_t generation;                /* Last one given out. */
     uint64_t touch_seq;                 /* For LRU of loaded sessions. */
     uint64_t commit;                    /* Number of the last batch posted. */
+    struct kv_segments *segments;       /* segments.h */
     struct kv_note *note;               /* store_note.c; NULL: nothing can be noted. */
     struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
+    uint32_t reads_late;                /* Pages that the kernel has and nobody waits for. */
     bool unloading;                     /* Pages that go now leave memory only. */
     /* Of the quarantined places the first KV_QUARANTINE_LISTED_MAX; store_quarantine.c. */
     struct kv_record_quarantine *quarantined;
     uint32_t quarantined_count;
+    bool told_refused;                  /* That memory is not registered for I/O. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
@@ -97,14 +114,18 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
 /* Creates what is missing, recovers what is there. */
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
                         struct kv_error *err) KV_MUST_CHECK;
-void kv_store_close(struct kv_store *store); /* operations must be 0. */
+/* What the tiers do by themselves comes to an end, on the thread that runs the disk: the last thing
+ * it does with the store.  operations must be 0. */
+void kv_store_rest(struct kv_store *store);
+void kv_store_close(struct kv_store *store); /* Likewise. */
 
+/* Wall time, as long as the wall clock is believed (plan/timeline.h). */
 uint64_t kv_store_now_ms(const struct kv_store *store);
 uint64_t kv_store_now_ns(const struct kv_store *store); /* Pool clock. */
 uint64_t kv_store_next_generation(struct kv_store *store);
 
-/* Posts pending removals, tells owners of batches, expires pool images.  Once a loop turn, after
- * the mailbox ran. */
+/* Looks at the clocks, posts pending removals, tells owners of batches, expires pool images.  Once
+ * a loop turn, after the mailbox ran. */
 void kv_store_tick(struct kv_store *store);
 
 /* ---- store_batch.c: records ---- */
@@ -116,10 +137,11 @@ typedef void kv_batch_done_fn(void *context, kv_status status);
 
 struct kv_batch *kv_batch_create(struct kv_store *store); /* NULL: out of memory. */
 void kv_batch_discard(struct kv_batch *batch);
+/* As it is now: after the session's nodes, if some are in the same batch. */
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session) KV_MUST_CHECK;
 kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
                         const char *name) KV_MUST_CHECK;
-kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node) KV_MUST_CHECK;
+kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node) KV_MUST_CHECK;
 kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
 kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
                                const struct kv_checkpoint_id *id) KV_MUST_CHECK;
@@ -144,6 +166,8 @@ void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_
  * recently used first; false: not possible. */
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages);
 void kv_store_unload(struct kv_store *store, struct kv_session *session);
+/* Marks a node, those above it and the segments of their pages as used now. */
+void kv_store_renew(struct kv_store *store, struct kv_node *node);
 
 /* ---- store_read.c ---- */
 
@@ -156,16 +180,26 @@ struct kv_read {
     const uint32_t *pages;
     uint32_t *slots;
     bool *fresh;
+    /* Optional: the results of page i stand, others are still on their way.  Once for each page
+     * that was not in memory, in any order, before done: the time to check it. */
+    void (*arrived)(struct kv_read *read, uint32_t i);
     void (*done)(struct kv_read *read);
     /* Owned by the store. */
     struct kv_store *store;
     struct kv_read_op *ops;
-    uint32_t waiting;
+    uint32_t missing, started, waiting;
+    uint64_t progress_ns; /* Stopwatch when it began, or the last page of it came. */
     uint64_t bytes;
 };
 /* KV_BUSY: not enough slots (nothing is pinned then); KV_NOMEM.  KV_OK: done will run, never from
  * inside this call; KV_MISS: everything was in memory, slots are filled, done will not run. */
 kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read) KV_MUST_CHECK;
+
+/* The device does not answer: what has not come counts as not read, and done runs.  The slots of
+ * reads that the kernel still has stay pinned until it gives them back; until then
+ * kv_store.reads_late is above 0, and reads that would ask the device are not started: they end at
+ * once, as if everything were in memory (KV_MISS), without the pages that are not. */
+void kv_store_read_give_up(struct kv_read *read);
 
 /* Page i of a finished read, compared with what the index says and, if ids is given, its tokens
  * with ids[0..).  A fresh page that agrees becomes the object's cached copy.  Counted and logged:
@@ -261,6 +295,8 @@ struct kv_write {
     uint32_t count, capacity;
     uint32_t waiting;
     kv_status status;
+    struct kv_error err; /* When done says that there was no place: why. */
+    struct kv_ssd_wait space;
     struct kv_ssd_flush flush;
     void (*done)(struct kv_write *write, kv_status status);
     void *context;
@@ -270,8 +306,9 @@ struct kv_write *kv_write_create(struct kv_store *store, uint32_t capacity);
  * queues it.  For a page that is already on SSD the old place is remembered. */
 void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t count,
                   const struct kv_digest *chain);
-/* Allocates space and writes, then flushes.  Fails at once (done does not run) with KV_BUSY: SSD
- * full; KV_INVALID: read-only; KV_IO. */
+/* Allocates space, waiting for a new segment if need be, and writes, then flushes.  Fails at once
+ * (done does not run) with KV_BUSY: SSD full; KV_INVALID: read-only; KV_NOMEM.  The same come to
+ * done() with write->err set when it had to wait for space, and KV_IO: no segment could be made. */
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_CHECK;
 /* Puts the objects back to what they were before kv_write_add.  free_space: also gives the new
  * places back; not after a failed record, which may still turn up at the next start. */

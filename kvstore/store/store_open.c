@@ -2,8 +2,8 @@
  * Opening the store: build the tiers, then read what the last run left.
  *
  * Recovery claims the SSD pages that records name and counts checkpoints (store_recover.c); it
- * reads no page.  Space without a record is free by construction, so a crash between write and
- * record needs no repair.  Trees are loaded when a session is first touched.
+ * reads no page, and seldom a tree.  Space without a record is free by construction, so a crash
+ * between write and record needs no repair.  Trees are loaded when a session is first touched.
  */
 
 #include "kvstore/store/store.h"
@@ -20,7 +20,7 @@
 
 uint64_t kv_store_now_ms(const struct kv_store *store)
 {
-    return kv_clock_wall_ms(store->options.clock);
+    return kv_timeline_now_ms(&store->time, kv_clock_mono_ns(store->options.clock));
 }
 
 uint64_t kv_store_now_ns(const struct kv_store *store)
@@ -125,12 +125,14 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     struct kv_session_id id;
     if (put->key_bytes != 1 + sizeof(id.bytes) ||
         kv_record_session_decode(put->value, put->value_bytes, &record) != KV_OK) {
+        visit->store->recovery.dropped_sessions++;
         kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=record_damaged");
         return KV_OK;
     }
     memcpy(id.bytes, put->key + 1, sizeof(id.bytes));
     struct kv_user *user = kv_index_user_find(visit->store->index, &record.user);
     if (user == NULL) {
+        visit->store->recovery.dropped_sessions++;
         kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=user_unknown");
         return KV_OK;
     }
@@ -148,6 +150,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     session->recorded_nodes = record.checkpoints;
     session->claimed_tokens = record.claimed_tokens;
     session->fell_back = record.claimed_tokens > record.head_tokens;
+    kv_timeline_saw(&visit->store->time, record.used_ms);
     visit->store->recovery.sessions++;
     return KV_OK;
 }
@@ -161,13 +164,15 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     struct store_visit visit = {.store = store, .err = err};
     const uint64_t begun = kv_clock_stopwatch_ns();
 
+    kv_store_tell_progress(store, "reading sessions", 0);
     for (size_t i = 0; i < KV_ARRAY_COUNT(passes); i++) {
         const kv_status status = kv_manifest_scan_now(
             store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
+    kv_store_time_judge(store);
     kv_status status = kv_store_recover_quarantine(store, err);
-    if (status == KV_OK) status = kv_store_recover_trees(store, err);
+    if (status == KV_OK) status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
     const uint64_t repaired = kv_ssd_usage(store->ssd).segments_repaired;
@@ -198,6 +203,7 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
         .segment_bytes = options->segment_bytes,
+        .features = KV_FEATURE_SEGMENTS, /* Of a new one. */
         .created_ms = kv_clock_wall_ms(options->clock),
     };
     /* Settings that cannot work are refused before they are written into a new directory. */
@@ -257,6 +263,33 @@ static kv_status begin_run(struct kv_store *store, struct kv_error *err)
     return status;
 }
 
+/* Pages are read into the arena and written from it, and nowhere else. */
+static void register_arena(struct kv_store *store)
+{
+    uint64_t bytes = 0;
+    uint8_t *base = kv_hbm_base(store->hbm, &bytes);
+    kv_disk_register(store->options.disk, base, bytes);
+}
+
+static void forget_arena(struct kv_store *store)
+{
+    uint64_t bytes = 0;
+    if (store->hbm != NULL) kv_disk_forget(store->options.disk, kv_hbm_base(store->hbm, &bytes));
+}
+
+/* Once: it is as right without, and only costs more. */
+static void tell_refused(struct kv_store *store)
+{
+    const struct kv_disk_facts facts = kv_disk_facts(store->options.disk);
+    if (store->told_refused || facts.refused_errno == 0) return;
+    store->told_refused = true;
+    kv_log(store->options.log, KV_LOG_WARN, "memory_not_registered",
+           "text=\"the kernel registered %llu of %llu bytes of hbm.bytes for I/O and no more "
+           "(errno %d, RLIMIT_MEMLOCK?): reads and writes of the rest cost more CPU\"",
+           (unsigned long long)facts.bytes_in_use, (unsigned long long)facts.bytes,
+           facts.refused_errno);
+}
+
 static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
 {
     const struct kv_store_options *options = &store->options;
@@ -276,6 +309,7 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
                                                     .context = store},
                            &store->hbm, err);
     if (status != KV_OK) return status;
+    register_arena(store);
     status = kv_pool_create(&(struct kv_pool_options){.bytes = options->pool_bytes,
                                                       .image_bytes = store->layout.image_bytes,
                                                       .ttl_ns = options->pool_ttl_ms * 1000000u,
@@ -286,7 +320,13 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
     status = make_ssd_dir(options->disk, options->dir, path, err);
     if (status != KV_OK) return status;
     const struct kv_ssd_options ssd = ssd_options(options, path);
-    return kv_ssd_open(&ssd, options->disk, &store->ssd, err);
+    kv_store_tell_progress(store, "opening segments", 0);
+    status = kv_ssd_open(&ssd, options->disk, &store->ssd, err);
+    if (status != KV_OK) return status;
+    uint32_t segments;
+    const uint32_t pages = kv_ssd_shape(store->ssd, &segments);
+    status = kv_segments_create(pages, segments, &store->segments);
+    return status == KV_OK ? KV_OK : KV_FAIL(err, status, "make the table of segments");
 }
 
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
@@ -300,7 +340,9 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
 
     store->manifest = options->manifest;
 
-    kv_status status = begin_run(store, err);
+    kv_status status = kv_store_time_begin(store, err);
+    if (status != KV_OK) goto fail;
+    status = begin_run(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
     if (status != KV_OK) goto fail;
@@ -314,14 +356,22 @@ fail:
     return status;
 }
 
+void kv_store_rest(struct kv_store *store)
+{
+    assert(store->operations == 0);
+    kv_ssd_rest(store->ssd);
+}
+
 void kv_store_close(struct kv_store *store)
 {
     if (store == NULL) return;
     assert(store->operations == 0);
     kv_batch_discard(store->dead);
     kv_note_close(store);
+    kv_segments_destroy(store->segments);
     kv_ssd_close(store->ssd);
     kv_pool_destroy(store->pool);
+    forget_arena(store);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
     free(store->quarantined);
@@ -330,11 +380,14 @@ void kv_store_close(struct kv_store *store)
 
 void kv_store_tick(struct kv_store *store)
 {
+    kv_store_time_tick(store);
     kv_store_tell(store);
     if (store->dead != NULL) {
         struct kv_batch *dead = store->dead;
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
+    kv_ssd_tick(store->ssd);
+    tell_refused(store);
     (void)kv_pool_tick(store->pool, kv_store_now_ns(store), 64);
 }

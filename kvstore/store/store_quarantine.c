@@ -51,9 +51,10 @@ static void remember(struct kv_store *store, const struct kv_record_quarantine *
 static void record_it(struct kv_store *store, const struct kv_record_quarantine *record)
 {
     struct kv_error err = {0};
-    kv_status status =
-        kv_directory_add_features(store->options.disk, store->options.dir, KV_FEATURE_QUARANTINE,
-                                  &store->options.superblock, &err);
+    kv_status status = KV_OK;
+    if ((store->options.superblock.features & KV_FEATURE_QUARANTINE) == 0)
+        status = kv_directory_add_feature(store->options.disk, store->options.dir,
+                                          KV_FEATURE_QUARANTINE, &store->options.superblock, &err);
     struct kv_batch *dead = status == KV_OK ? kv_store_dead_batch(store) : NULL;
     if (status == KV_OK && dead == NULL) status = KV_NOMEM;
     if (status == KV_OK) status = kv_batch_quarantine(dead, record);

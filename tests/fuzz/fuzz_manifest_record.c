@@ -10,18 +10,30 @@
 #include "kvstore/base/checksum.h"
 #include "kvstore/format/manifest_record.h"
 
-enum { TYPE_STORE, TYPE_COMMIT, TYPE_USER, TYPE_SESSION, TYPE_NODE, TYPE_PAGE, TYPE_COUNT };
+enum {
+    TYPE_STORE,
+    TYPE_COMMIT,
+    TYPE_USER,
+    TYPE_SESSION,
+    TYPE_NODE,
+    TYPE_SEGMENT,
+    TYPE_PAGE,
+    TYPE_CLOCK,
+    TYPE_COUNT
+};
 
 /* Decodes; on success encodes again into *ret_buf (caller frees) and returns the length, else 0. */
 static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, uint8_t **ret_buf)
 {
     struct kv_record_store store;
     struct kv_record_commit commit;
+    struct kv_record_clock clock;
     struct kv_record_user user;
     struct kv_record_session session;
     struct kv_record_node node;
+    struct kv_record_segment segment;
     struct kv_record_page page;
-    uint8_t *buf = malloc(kv_record_node_max(KV_PAGES_PER_SESSION_MAX));
+    uint8_t *buf = malloc(KV_MAX(kv_record_node_max(KV_PAGES_PER_SESSION_MAX), bytes));
     EXPECT(buf != NULL);
     *ret_buf = buf;
 
@@ -32,6 +44,9 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     case TYPE_COMMIT:
         if (kv_record_commit_decode(value, bytes, &commit) != KV_OK) return 0;
         return kv_record_commit_encode(&commit, buf);
+    case TYPE_CLOCK:
+        if (kv_record_clock_decode(value, bytes, &clock) != KV_OK) return 0;
+        return kv_record_clock_encode(&clock, buf);
     case TYPE_USER:
         if (kv_record_user_decode(value, bytes, &user) != KV_OK) return 0;
         return kv_record_user_encode(&user, buf);
@@ -41,6 +56,9 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     case TYPE_NODE:
         if (kv_record_node_decode(value, bytes, &node) != KV_OK) return 0;
         return kv_record_node_encode(&node, buf);
+    case TYPE_SEGMENT:
+        if (kv_record_segment_decode(value, bytes, &segment) != KV_OK) return 0;
+        return kv_record_segment_encode(&segment, buf);
     default:
         if (kv_record_page_decode(value, bytes, &page) != KV_OK) return 0;
         return kv_record_page_encode(&page, buf);
@@ -80,6 +98,7 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
     static const uint8_t uids[16] = {1, 2, 3};
     const struct kv_record_store store = {.directory = {{1, 2}}, .model = {{3}}, .boots = 3};
     const struct kv_record_commit commit = {.number = 0x0102030405060708u};
+    const struct kv_record_clock clock = {.floor_ms = 0x0102030405060708u, .before_ms = 7};
     const struct kv_record_user user = {.name = "alice", .salt = {7}};
     const struct kv_record_session session = {
         .kind = 1, .epoch = 2, .has_head = true, .name = "s.1", .parent_name = "p"};
@@ -92,6 +111,8 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .kernels = 0x32337066,
         .page_uids = uids,
     };
+    const struct kv_record_segment segment = {
+        .state = KV_SEGMENT_SEALED, .used_ms = 7, .pages = 12, .bits = (const uint8_t[2]){5, 8}};
     const struct kv_record_page page = {.uid = 1, .position = 128, .count = 72};
 
     (void)bytes_max;
@@ -101,12 +122,16 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         return 1 + kv_record_store_encode(&store, buf + 1);
     case TYPE_COMMIT:
         return 1 + kv_record_commit_encode(&commit, buf + 1);
+    case TYPE_CLOCK:
+        return 1 + kv_record_clock_encode(&clock, buf + 1);
     case TYPE_USER:
         return 1 + kv_record_user_encode(&user, buf + 1);
     case TYPE_SESSION:
         return 1 + kv_record_session_encode(&session, buf + 1);
     case TYPE_NODE:
         return 1 + kv_record_node_encode(&node, buf + 1);
+    case TYPE_SEGMENT:
+        return 1 + kv_record_segment_encode(&segment, buf + 1);
     case TYPE_PAGE:
         return 1 + kv_record_page_encode(&page, buf + 1);
     default:

@@ -5,7 +5,9 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/segment_header.h"
+#include "kvstore/store/segments.h"
 #include "tests/seam/content.h"
+#include "tests/seam/plant.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -35,6 +37,7 @@ static struct kv_store_options options_of(const struct kv_layout *layout, struct
         .pool_ttl_ms = 1000,
         .rows_ttl_ms = KV_TTL_MS_MAX,
         .sessions_max = CONTENT_SESSIONS,
+        .plant = plant_now(),
     };
 }
 
@@ -82,7 +85,7 @@ void world_turn(struct world *world)
     /* One: between the steps of a batch the disk does something. */
     (void)kv_mailbox_run(world->mailbox, 1);
     kv_store_tick(world->store);
-    const bool waits = world->store->operations > 0;
+    const bool waits = world->store->operations > 0 || kv_disk_inflight(world->disk) > 0;
     (void)kv_disk_run(world->disk, kv_mailbox_fd(world->mailbox), waits ? WAIT_MS : 0);
 }
 
@@ -130,17 +133,29 @@ bool world_load(struct world *world, struct kv_session *session)
     return status == KV_OK;
 }
 
+struct count {
+    const struct kv_store *store;
+    uint32_t pages, astray;
+};
+
 static kv_status count_page(void *context, const struct kv_manifest_put *put)
 {
-    if (put->key_bytes > 17 && put->key[17] == 'P') ++*(uint32_t *)context;
+    struct count *count = context;
+    struct kv_record_page record;
+    if (put->key_bytes <= 17 || put->key[17] != 'P') return KV_OK;
+    count->pages++;
+    const kv_status status = kv_record_page_decode(put->value, put->value_bytes, &record);
+    assert(status == KV_OK);
+    count->astray += !kv_store_segment_recorded(count->store, record.ssd_page);
     return KV_OK;
 }
 
-uint32_t world_page_records(struct world *world)
+uint32_t world_page_records(struct world *world, uint32_t *ret_astray)
 {
-    uint32_t count = 0;
+    struct count count = {.store = world->store};
     const kv_status status =
         kv_manifest_scan_now(world->manifest, (const uint8_t *)"T", 1, count_page, &count, NULL);
     assert(status == KV_OK);
-    return count;
+    *ret_astray = count.astray;
+    return count.pages;
 }

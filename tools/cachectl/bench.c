@@ -12,6 +12,7 @@
 #include "tools/cachectl/bench_list.h"
 #include "tools/cachectl/commands.h"
 #include "tools/cachectl/spawn.h"
+#include "tools/mkstate_content.h"
 
 #include <string.h>
 
@@ -32,6 +33,16 @@
 #define TEXT_BATCH_REPLAY                                                                          \
     "batch-replay  16 sessions without windows back together, beside one long prompt and\n"        \
     "              one by one\n"
+#define TEXT_RESTART                                                                               \
+    "restart       a daemon on a directory of mkstate, killed with -9 under load and started\n"    \
+    "              again: time to ready and to the first hit, memory; 1,000,000 checkpoints\n"     \
+    "              (--quick: 100,000) are made where no --dir is given\n"
+#define TEXT_SSD_READ                                                                              \
+    "ssd-read      sessions of 1k, 16k and 200k tokens from SSD beside fio, one thread; at\n"      \
+    "              least 0.97 of its speed.  A store of its own in TMPDIR, 600 MB.\n"
+#define TEXT_SSD_COMMIT                                                                            \
+    "ssd-commit    checkpoints of 8 writers acknowledged on SSD beside fio write + fdatasync;\n"   \
+    "              at least 0.90 of it.  A store of its own in TMPDIR, 1.2 GB.\n"
 #define TEXT_ENGINE                                                                                \
     "\nThe engine's benchmarks run on the model `small` with random weights, in this process\n"    \
     "where nothing else is said.\n"
@@ -45,6 +56,7 @@ static const struct {
 } benches[] = {
     {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", NULL},
     {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
+    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick", NULL},
     {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
     {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
     {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", bench_resume},
@@ -52,14 +64,20 @@ static const struct {
     {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick", bench_draft},
     {"batch-replay", TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL, "cachectl bench batch-replay --quick",
      bench_batch_replay},
+    {"ssd-read", TEXT_SSD_READ "\n" TEXT_ALL, "cachectl bench ssd-read --quick", NULL},
+    {"ssd-commit", TEXT_SSD_COMMIT "\n" TEXT_ALL, "cachectl bench ssd-commit --quick", NULL},
 };
 
 /* Runs the benchmark `name`. */
 static int run_named(struct bench_progress *progress, const char *name,
-                     const struct bench_engine_options *options, const char *daemon, bool hot)
+                     const struct bench_engine_options *options,
+                     const struct bench_restart_options *restart, bool hot)
 {
     if (strcmp(name, "gemm") == 0) return bench_gemm(progress, options->quick, hot);
-    if (strcmp(name, "rpc") == 0) return bench_rpc(progress, daemon, options->quick);
+    if (strcmp(name, "rpc") == 0) return bench_rpc(progress, restart->daemon, options->quick);
+    if (strcmp(name, "restart") == 0) return bench_restart(progress, restart);
+    if (strcmp(name, "ssd-read") == 0) return bench_ssd_read(progress, options->quick);
+    if (strcmp(name, "ssd-commit") == 0) return bench_ssd_commit(progress, options->quick);
     for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
         if (strcmp(name, benches[i].name) == 0) return benches[i].run(progress, options);
     ctl_error("no benchmark is called %.64s: see cachectl bench --help", name);
@@ -85,15 +103,18 @@ static struct command named_command(const struct command *command, int argc, cha
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
     struct bench_engine_options options = {.threads = 0};
+    struct bench_restart_options restart = {.seed = MKSTATE_SEED_DEFAULT};
     struct bench_progress progress;
-    const char *daemon = NULL;
     bool hot = false;
     int code = 0;
 
     const struct arg args[] = {
         {"--quick", ARG_FLAG, NULL, "few and short rounds: done within a minute", &options.quick},
-        {"--daemon", ARG_TEXT, "PATH", "rpc: its program (../cached/cached beside cachectl)",
-         &daemon},
+        {"--daemon", ARG_TEXT, "PATH",
+         "rpc, restart: its program (../cached/cached beside cachectl)", &restart.daemon},
+        {"--dir", ARG_TEXT, "DIR", "restart: a directory of mkstate; it stays, a little fuller",
+         &restart.dir},
+        {"--seed", ARG_COUNT, "K", "restart: mkstate's --seed of DIR (default 1)", &restart.seed},
         {"--hot", ARG_FLAG, NULL, "gemm: one matrix again and again, not a set of them", &hot},
         {"--model", ARG_TEXT, "DIR", "engine benchmarks: this model (default: `small`, made anew)",
          &options.model_dir},
@@ -108,7 +129,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
         return CLIENT_EXIT_USAGE;
     }
     bench_progress_start(&progress, ctl);
-    code = run_named(&progress, argv[0], &options, daemon, hot);
+    restart.quick = options.quick;
+    code = run_named(&progress, argv[0], &options, &restart, hot);
     bench_progress_stop(&progress);
     if (code != 0 && spawn_interrupted()) bench_say_interrupted(&progress);
     return code;
@@ -129,8 +151,8 @@ const struct command command_bench = {
     .name = "bench",
     .arguments = "NAME",
     .summary = "one named benchmark, against anchors of the same run",
-    .details = TEXT_RPC TEXT_GEMM TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE TEXT_DRAFT
-        TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL,
+    .details = TEXT_RPC TEXT_GEMM TEXT_RESTART TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE
+        TEXT_DRAFT TEXT_BATCH_REPLAY TEXT_SSD_READ TEXT_SSD_COMMIT TEXT_ENGINE TEXT_ALL,
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,
     .arguments_max = 1,
