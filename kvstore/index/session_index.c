@@ -136,6 +136,17 @@ struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_i
     return user;
 }
 
+void kv_index_user_remove(struct kv_index *index, struct kv_user *user)
+{
+    struct kv_user **link = &index->users[kv_load32(user->id.bytes) % USER_BUCKETS];
+    while (*link != user)
+        link = &(*link)->next;
+    *link = user->next;
+    index->user_count--;
+    explicit_bzero(user, sizeof(*user)); /* Salt and name. */
+    free(user);
+}
+
 struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv_session_id *id)
 {
     struct kv_session *session = index->sessions[kv_load32(id->bytes) % SESSION_BUCKETS];

@@ -98,6 +98,19 @@ static void load_forget_page(struct load *load, const struct kv_record_page *rec
     load_forget(load, &put);
 }
 
+/* What needed it was to be dropped when its place was quarantined, and was in use then. */
+static void load_forget_bad(struct load *load, const struct kv_record_page *record)
+{
+    struct kv_store *store = load->store;
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    kv_status status = dead == NULL ? KV_NOMEM : KV_OK;
+    if (status == KV_OK) status = kv_batch_delete_page(dead, &load->session->id, record->uid);
+    if (status == KV_OK && kv_store_segment_recorded(store, record->ssd_page))
+        status = kv_batch_free_ssd(dead, record->ssd_page);
+    if (status != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=quarantined");
+}
+
 static kv_status load_decode(struct load *load)
 {
     const uint32_t count = load->scan.record_count;
@@ -144,6 +157,10 @@ static void load_pages(struct load *load)
     for (uint32_t i = 0; i < load->page_count; i++) {
         const struct kv_record_page *record = &load->pages[i];
         load->page_objects[i] = KV_PAGE_INDEX_NONE;
+        if (kv_ssd_quarantined(store->ssd, record->ssd_page)) {
+            load_forget_bad(load, record);
+            continue;
+        }
         if (!kv_store_segment_recorded(store, record->ssd_page)) {
             load_forget_page(load, record); /* Its place may become somebody else's. */
             continue;

@@ -140,7 +140,7 @@ def flipped_bits_in_segments_of_a_running_daemon():
             hurt |= owners(prompts, position, ids)
             may_look |= lookers(prompts, position)
         come_back(box, prompts, hurt, "flips while running", may_look)
-        failures = box.counter("cached_checksum_failures_total", 'tier="ssd"')
+        failures = box.counter("cached_checksum_failures_total", 'tier="ssd",where="read"')
     check(failures > 0, "no flip was read")
     well(box, what="flips while running")
     box.stop()
