@@ -3,6 +3,9 @@
  * against tables of the oracle (tests/oracle/fixtures.py).
  */
 
+#include "engine/backend/kernels/compute.h"
+#include "engine/backend/kernels/elementwise.h"
+#include "engine/backend/kernels/gemm.h"
 #include "engine/model/engram.h"
 #include "engine/model/quant.h"
 #include "tests/unit/oracle_fixture.h"
@@ -106,6 +109,69 @@ static void test_quantizers(void)
     fixture_close_file(&fixture);
 }
 
+/* Activations: `rows` as a window row has them, decoded, are what a product is given of `values`.
+ */
+static void compare_activations(const struct fixture *fixture, const char *in, const char *out,
+                                const struct eng_kernel_set *set)
+{
+    const struct fixture_tensor values = fixture_take(fixture, in, "BF16");
+    const struct fixture_tensor rows = fixture_take(fixture, out, "U8");
+    const size_t bytes = eng_packed_bytes(1, (uint32_t)values.width);
+    uint8_t *mine = aligned_alloc(64, bytes), *theirs = aligned_alloc(64, bytes);
+    float before[512], want[512], after[512];
+
+    EXPECT(mine != NULL && theirs != NULL && values.width <= KV_ARRAY_COUNT(before));
+    for (size_t i = 0; i < values.rows; i++) {
+        for (size_t k = 0; k < values.width; k++)
+            before[k] = fixture_bf16(&values, i * values.width + k);
+        eng_window_row_decode(rows.data + i * rows.width, values.width, want);
+        set->elementwise->quantize(before, values.width, after);
+        count_bytes((const uint8_t *)after, (const uint8_t *)want, 4 * values.width);
+        struct eng_pack_args pack = {.x = before,
+                                     .x_stride = values.width,
+                                     .rows = 1,
+                                     .k = (uint32_t)values.width,
+                                     .quantize = true,
+                                     .packed = mine};
+        memset(mine, 0, bytes);
+        memset(theirs, 0, bytes);
+        set->gemm->pack(&pack, 0, 1);
+        pack.x = want;
+        pack.quantize = false;
+        pack.packed = theirs;
+        set->gemm->pack(&pack, 0, 1);
+        count_bytes(mine, theirs, bytes);
+    }
+    free(mine);
+    free(theirs);
+}
+
+/* The same tables through what really runs: each instruction set's own row kernels. */
+static void test_kernels(void)
+{
+    struct fixture fixture;
+    fixture_open_file(&fixture, "quantizers");
+    for (unsigned isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
+        const char *missing = eng_isa_missing((enum eng_isa)isa);
+        if (missing != NULL) {
+            (void)printf("%s: not run: %s\n", eng_isa_name((enum eng_isa)isa), missing);
+            continue;
+        }
+        const struct eng_kernel_set *set = eng_kernels_of((enum eng_isa)isa, false);
+        const struct eng_elementwise_ops *ops = set->elementwise;
+        compare_rows(&fixture, "fp8.in", "fp8.rows", ops->window_row);
+        compare_rows(&fixture, "wide.win.in", "wide.win.rows", ops->window_row);
+        compare_rows(&fixture, "key.in", "key.rows", ops->index_row);
+        compare_rows(&fixture, "wide.key.in", "wide.key.rows", ops->index_row);
+        compare_rows(&fixture, "main.in", "main.rows", ops->main_row);
+        compare_rows(&fixture, "wide.main.in", "wide.main.rows", ops->main_row);
+        compare_activations(&fixture, "fp8.in", "fp8.rows", set);
+        compare_activations(&fixture, "wide.win.in", "wide.win.rows", set);
+        finish(eng_isa_name((enum eng_isa)isa));
+    }
+    fixture_close_file(&fixture);
+}
+
 /* The released model's numbers: layers 1 and 14. */
 static void test_engram(void)
 {
@@ -148,6 +214,7 @@ static void test_engram(void)
 int main(void)
 {
     test_quantizers();
+    test_kernels();
     test_engram();
     HARNESS_END();
 }
