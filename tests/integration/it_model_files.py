@@ -12,8 +12,10 @@ import os
 import random
 import re
 import shutil
+import signal
 import struct
 import subprocess
+import time
 
 import daemon as d
 import grpc
@@ -240,6 +242,31 @@ TABLE = [
 ]
 
 
+def progress(directory):
+    """What verify says from two seconds on; it is stopped for so long in the middle of its work."""
+    lines = []
+    for pause in [0.05 * n for n in range(1, 9)]:
+        verifying = subprocess.Popen([CACHECTL, "model", "verify", directory], text=True,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(pause)
+        verifying.send_signal(signal.SIGSTOP)
+        time.sleep(2.2)
+        verifying.send_signal(signal.SIGCONT)
+        out, talk = verifying.communicate(timeout=60)
+        d.equal(verifying.returncode, 0, f"verify: {talk}")
+        d.check(out.startswith("OK small sha256:"), out)
+        lines = talk.splitlines()
+        if lines:
+            break
+    print(f"verify says: {lines}")
+    d.check(lines, "verify says how far it is")
+    for line in lines:
+        d.check(re.fullmatch(r"[\d.]+ [KM]iB of 23\d MiB read, [\d.]+ [KM]iB/s, \S+( \S+)* left", line), line)
+    quiet = subprocess.run([CACHECTL, "--quiet", "model", "verify", directory], capture_output=True,
+                           text=True, check=False)
+    d.equal((quiet.returncode, quiet.stderr), (0, ""), "--quiet")
+
+
 def test_good(models):
     for name, directory in models.items():
         got = verify(directory)
@@ -254,6 +281,7 @@ def test_good(models):
     d.check(verify(other).stdout != verify(again).stdout, "another seed is another model")
     small = make(os.path.join(d.scratch(), "small"), "--config", "small")
     d.equal(verify(small).returncode, 0, "small, with its 8166 compressed ids")
+    progress(small)
     shutil.rmtree(small)
     # What a text engine has no use for is not in its way.
     copy = copy_of(models["tiny"])
