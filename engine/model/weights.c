@@ -273,17 +273,11 @@ static void load_draft(struct cursor *at)
     }
 }
 
-/* Angles are defined by fp32 rounding at every step (the model's specification, section 2.2). */
-static void make_rope(struct cursor *at)
+void eng_rope_frequencies(const struct eng_config *c, float *plain, float *yarn)
 {
-    const struct eng_config *c = at->config;
     const uint32_t pairs = c->rope_dim / 2;
     const double log_theta = log((double)c->compress_theta);
     const double original = (double)c->yarn_original / (2.0 * M_PI);
-    float *plain = allocate(at, pairs * sizeof(float));
-    float *yarn = allocate(at, pairs * sizeof(float));
-    if (at->status != KV_OK) return;
-
     const double fast = c->rope_dim * log(original / (double)c->yarn_beta_fast) / (2 * log_theta);
     const double slow = c->rope_dim * log(original / (double)c->yarn_beta_slow) / (2 * log_theta);
     const float low = fmaxf((float)floor(fast), 0.0f);
@@ -296,6 +290,15 @@ static void make_rope(struct cursor *at)
         const float ramp = fminf(fmaxf(((float)i - low) / span, 0.0f), 1.0f);
         yarn[i] = f / c->yarn_factor * ramp + f * (1.0f - ramp);
     }
+}
+
+static void make_rope(struct cursor *at)
+{
+    const uint32_t pairs = at->config->rope_dim / 2;
+    float *plain = allocate(at, pairs * sizeof(float));
+    float *yarn = allocate(at, pairs * sizeof(float));
+    if (at->status != KV_OK) return;
+    eng_rope_frequencies(at->config, plain, yarn);
     at->weights->rope_plain = plain;
     at->weights->rope_yarn = yarn;
 }

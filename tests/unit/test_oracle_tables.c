@@ -3,11 +3,13 @@
  * against tables of the oracle (tests/oracle/fixtures.py).
  */
 
+#include "engine/backend/cpu.h"
 #include "engine/backend/kernels/compute.h"
 #include "engine/backend/kernels/elementwise.h"
 #include "engine/backend/kernels/gemm.h"
 #include "engine/model/engram.h"
 #include "engine/model/quant.h"
+#include "engine/model/weights.h"
 #include "tests/unit/oracle_fixture.h"
 
 typedef void (*row_encode)(const float *values, size_t count, uint8_t *row);
@@ -211,8 +213,61 @@ static void test_engram(void)
     fixture_close_file(&fixture);
 }
 
+static void compare_rope(const struct fixture *fixture, const char *name, const float *frequencies,
+                         uint32_t pairs)
+{
+    const struct fixture_tensor positions = fixture_take(fixture, "positions", "I32");
+    char part[64];
+    float row[4 * 32];
+
+    EXPECT(pairs <= 32);
+    (void)snprintf(part, sizeof(part), "%s.freq", name);
+    const struct fixture_tensor freq = fixture_take(fixture, part, "F32");
+    EXPECT_EQ_U64(freq.rows, pairs);
+    count_bytes((const uint8_t *)frequencies, freq.data, 4 * pairs);
+    (void)snprintf(part, sizeof(part), "%s.cos", name);
+    const struct fixture_tensor cosines = fixture_take(fixture, part, "F32");
+    (void)snprintf(part, sizeof(part), "%s.sin", name);
+    const struct fixture_tensor sines = fixture_take(fixture, part, "F32");
+    for (size_t p = 0; p < positions.rows; p++) {
+        cpu_rotations(frequencies, pairs, kv_load32(positions.data + 4 * p), row);
+        for (size_t i = 0; i < 2 * pairs; i++) {
+            const float sine = i % 2 == 0 ? -row[2 * pairs + i] : row[2 * pairs + i];
+            const size_t at = 4 * (p * pairs + i / 2);
+            count_bytes((const uint8_t *)&row[i], cosines.data + at, 4);
+            count_bytes((const uint8_t *)&sine, sines.data + at, 4);
+        }
+    }
+}
+
+/* Angles of the released model and of tiny, up to the last position. */
+static void test_rope(void)
+{
+    struct eng_config configs[2];
+    static const char *const texts[] = {"v41-flash", "tiny"}, *const names[] = {"real", "tiny"};
+    struct fixture fixture;
+    float plain[32], yarn[32];
+    char name[32];
+
+    fixture_open_file(&fixture, "rope");
+    for (size_t i = 0; i < 2; i++) {
+        const char *text = eng_config_text(texts[i]);
+        EXPECT(text != NULL);
+        EXPECT(eng_config_parse(texts[i], text, strlen(text), &configs[i], NULL) == KV_OK);
+        EXPECT(configs[i].rope_dim <= 64);
+        eng_rope_frequencies(&configs[i], plain, yarn);
+        (void)snprintf(name, sizeof(name), "%s.plain", names[i]);
+        compare_rope(&fixture, name, plain, configs[i].rope_dim / 2);
+        (void)snprintf(name, sizeof(name), "%s.yarn", names[i]);
+        compare_rope(&fixture, name, yarn, configs[i].rope_dim / 2);
+    }
+    finish("rope");
+    fixture_close_file(&fixture);
+}
+
 int main(void)
 {
+    test_rope();
     test_quantizers();
     test_kernels();
     test_engram();
