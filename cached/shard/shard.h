@@ -27,6 +27,7 @@ struct shard_options {
     const char *model_name, *engine_backend, *engine_isa, *engine_family;
     uint64_t rss_budget_bytes;
     uint32_t eos;                  /* Token that ends an answer. */
+    uint64_t scrub_rate_bytes;     /* A second, where `scrub start` names none. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 

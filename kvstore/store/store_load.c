@@ -34,9 +34,23 @@ struct load {
     struct kv_record_page *pages;
     uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
     uint32_t node_count, page_count;
+    bool waited;           /* For what was on its way when it was scanned first. */
     struct kv_node **made; /* Linked already, by id. */
     uint32_t made_mask;
 };
+
+static void load_forget_decoded(struct load *load)
+{
+    free(load->nodes);
+    free(load->pages);
+    free(load->page_objects);
+    free(load->made);
+    load->nodes = NULL;
+    load->pages = NULL;
+    load->page_objects = NULL;
+    load->made = NULL;
+    load->node_count = load->page_count = 0;
+}
 
 static void load_finish(struct load *load, kv_status status)
 {
@@ -49,10 +63,7 @@ static void load_finish(struct load *load, kv_status status)
     kv_load_done_fn *done = load->done;
     void *context = load->context;
     free(load->scan.buf);
-    free(load->nodes);
-    free(load->pages);
-    free(load->page_objects);
-    free(load->made);
+    load_forget_decoded(load);
     free(load);
     done(context, session, status);
 }
@@ -85,6 +96,19 @@ static void load_forget_page(struct load *load, const struct kv_record_page *rec
         .key = key, .key_bytes = kv_key_page(&load->session->id, record->uid, key)};
     load->store->counters.missing_pages++;
     load_forget(load, &put);
+}
+
+/* What needed it was to be dropped when its place was quarantined, and was in use then. */
+static void load_forget_bad(struct load *load, const struct kv_record_page *record)
+{
+    struct kv_store *store = load->store;
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    kv_status status = dead == NULL ? KV_NOMEM : KV_OK;
+    if (status == KV_OK) status = kv_batch_delete_page(dead, &load->session->id, record->uid);
+    if (status == KV_OK && kv_store_segment_recorded(store, record->ssd_page))
+        status = kv_batch_free_ssd(dead, record->ssd_page);
+    if (status != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=quarantined");
 }
 
 static kv_status load_decode(struct load *load)
@@ -133,6 +157,10 @@ static void load_pages(struct load *load)
     for (uint32_t i = 0; i < load->page_count; i++) {
         const struct kv_record_page *record = &load->pages[i];
         load->page_objects[i] = KV_PAGE_INDEX_NONE;
+        if (kv_ssd_quarantined(store->ssd, record->ssd_page)) {
+            load_forget_bad(load, record);
+            continue;
+        }
         if (!kv_store_segment_recorded(store, record->ssd_page)) {
             load_forget_page(load, record); /* Its place may become somebody else's. */
             continue;
@@ -255,6 +283,28 @@ static void load_link(struct load *load)
     kv_store_record_count(store, session);
 }
 
+static void removals_done(void *context, kv_status status);
+
+/* A page that has moved is recorded at its new place from the moment that was posted, and the scan
+ * may have come before it was durable: then what it read is read again behind it. */
+static bool load_waits(struct load *load)
+{
+    struct kv_store *store = load->store;
+    bool all = true;
+    for (uint32_t i = 0; i < load->page_count; i++)
+        all &= kv_store_segment_recorded(store, load->pages[i].ssd_page);
+    if (all || load->waited) return false;
+    struct kv_batch *barrier = kv_batch_create(store);
+    if (barrier == NULL) {
+        load_finish(load, KV_NOMEM);
+        return true;
+    }
+    load->waited = true;
+    load_forget_decoded(load);
+    kv_batch_post(barrier, removals_done, load);
+    return true;
+}
+
 static kv_status load_unreadable(struct load *load)
 {
     struct kv_store *store = load->store;
@@ -296,6 +346,7 @@ static void load_scanned(struct kv_msg *msg)
         return;
     }
     if (status == KV_OK) status = load_decode(load);
+    if (status == KV_OK && load_waits(load)) return;
     if (status == KV_OK && !kv_store_make_room(store, load->node_count, load->page_count))
         status = KV_BUSY;
     if (status == KV_OK) load_link(load);
@@ -386,10 +437,7 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages)
 {
     for (;;) {
-        const struct kv_index_usage usage = kv_index_usage(store->index);
-        if (usage.nodes + (uint64_t)nodes <= usage.nodes_max &&
-            usage.pages + (uint64_t)pages <= usage.pages_max)
-            return true;
+        if (kv_index_has_room(store->index, nodes, pages)) return true;
         struct kv_session *victim = least_recent_idle(store);
         if (victim == NULL) return false;
         kv_store_unload(store, victim);

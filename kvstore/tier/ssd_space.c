@@ -49,8 +49,10 @@ void kv_ssd_space_fini(struct kv_ssd_space *space)
 {
     free(space->taken);
     free(space->present);
+    free(space->bad);
     space->taken = NULL;
     space->present = NULL;
+    space->bad = NULL;
 }
 
 void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count)
@@ -60,9 +62,13 @@ void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count
     for (uint32_t page = first; page < first + count; page++) {
         assert(!bit_get(space->present, page));
         bit_set(space->present, page);
+        if (kv_ssd_space_quarantined(space, page)) {
+            space->bad_count++;
+            continue;
+        }
         bit_clear(space->taken, page);
+        space->free_count++;
     }
-    space->free_count += count;
     space->lowest = KV_MIN(space->lowest, first);
 }
 
@@ -84,7 +90,8 @@ kv_status kv_ssd_space_claim(struct kv_ssd_space *space, uint32_t page)
 bool kv_ssd_space_used(const struct kv_ssd_space *space, uint32_t page)
 {
     if (page >= space->page_max) return false;
-    return bit_get(space->present, page) && bit_get(space->taken, page);
+    return bit_get(space->present, page) && bit_get(space->taken, page) &&
+           !kv_ssd_space_quarantined(space, page);
 }
 
 /* First page >= `page` whose bit equals `want`; page_max when there is none. */
@@ -137,8 +144,31 @@ void kv_ssd_space_free(struct kv_ssd_space *space, uint32_t page)
     assert(page < space->page_max);
     assert(bit_get(space->present, page));
     assert(bit_get(space->taken, page));
+    if (kv_ssd_space_quarantined(space, page)) return;
     bit_clear(space->taken, page);
     space->free_count++;
     space->used_count--;
     space->lowest = KV_MIN(space->lowest, page);
+}
+
+bool kv_ssd_space_quarantined(const struct kv_ssd_space *space, uint32_t page)
+{
+    return space->bad != NULL && page < space->page_max && bit_get(space->bad, page);
+}
+
+kv_status kv_ssd_space_quarantine(struct kv_ssd_space *space, uint32_t page)
+{
+    if (page >= space->page_max) return KV_MISS;
+    if (kv_ssd_space_quarantined(space, page)) return KV_OK;
+    if (space->bad == NULL) space->bad = calloc((size_t)space->page_max / 64 + 1, sizeof(uint64_t));
+    if (space->bad == NULL) return KV_NOMEM;
+    bit_set(space->bad, page);
+    if (!bit_get(space->present, page)) return KV_OK;
+    if (bit_get(space->taken, page))
+        space->used_count--;
+    else
+        space->free_count--;
+    bit_set(space->taken, page);
+    space->bad_count++;
+    return KV_OK;
 }

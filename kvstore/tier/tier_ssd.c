@@ -280,9 +280,12 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
     assert(count > 0);
     if (kv_ssd_is_read_only(ssd))
         return KV_FAIL(err, KV_INVALID, "the SSD tier is read-only: %s", ssd->read_only_reason);
-    if (used > ssd->page_max || count > ssd->page_max - used)
-        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used",
-                       used, ssd->page_max);
+    const uint32_t gone = used + ssd->space.bad_count;
+    if (gone > ssd->page_max || count > ssd->page_max - gone)
+        return KV_FAIL(err, KV_BUSY,
+                       "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used, %" PRIu32
+                       " quarantined",
+                       used, ssd->page_max, ssd->space.bad_count);
     if (ssd->space.free_count >= count) {
         take_pages(ssd, count, ret_pages);
         return KV_OK;
@@ -300,7 +303,25 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 {
     kv_ssd_space_free(&ssd->space, page);
+    if (kv_ssd_space_quarantined(&ssd->space, page)) return;
     ssd->written_free += kv_ssd_is_written(ssd, page);
+}
+
+kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_quarantine(&ssd->space, page);
+}
+
+bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_quarantined(&ssd->space, page);
+}
+
+void kv_ssd_place(const struct kv_ssd *ssd, uint32_t page, uint32_t *ret_segment,
+                  uint64_t *ret_offset)
+{
+    *ret_segment = page / ssd->pages_per_segment;
+    *ret_offset = kv_ssd_page_offset(ssd, page);
 }
 
 /* ---- pages ---- */
@@ -480,6 +501,9 @@ struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
         .bytes_max = ssd->bytes_max,
         .bytes_used = (uint64_t)kv_ssd_in_use(ssd) * ssd->place.page_bytes,
         .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
+        .pages_free = ssd->space.free_count + ssd->space.used_count - kv_ssd_in_use(ssd),
+        .pages_used = kv_ssd_in_use(ssd),
+        .pages_quarantined = ssd->space.bad_count,
         .pages_read = ssd->pages_read,
         .pages_written = ssd->pages_written,
         .pages_ahead = ssd->pages_ahead,

@@ -50,7 +50,7 @@ bool kv_ssd_present(const struct kv_ssd *ssd, uint32_t page);
 /* Recovery: claims one page.  KV_MISS: no such page (its segment file is missing); KV_CORRUPT: it
  * is claimed already. */
 kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
-/* Whether the page exists and is in use. */
+/* Whether the page exists and is in use; a quarantined one is not. */
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
 /* All or nothing, preferably adjacent.  KV_BUSY: bytes_max reached; KV_INVALID: read-only after a
@@ -74,6 +74,14 @@ void kv_ssd_tick(struct kv_ssd *ssd);
 /* Waits for what is under way of it. */
 void kv_ssd_rest(struct kv_ssd *ssd);
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
+
+/* The page's bytes were wrong: it is given to nobody any more, also where its segment file is made
+ * later.  KV_MISS: beyond what the tier may hold; KV_NOMEM. */
+kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
+bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page);
+/* Where a page lies: segment file and offset in it, for people. */
+void kv_ssd_place(const struct kv_ssd *ssd, uint32_t page, uint32_t *ret_segment,
+                  uint64_t *ret_offset);
 
 struct kv_ssd_op;
 typedef void kv_ssd_done_fn(struct kv_ssd_op *op, kv_status status);
@@ -100,9 +108,11 @@ struct kv_ssd_flush {
 kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_MUST_CHECK;
 
 struct kv_ssd_usage {
-    uint64_t bytes_max;                          /* Configured. */
-    uint64_t bytes_used;                         /* Allocated pages. */
-    uint64_t bytes_files;                        /* Segment files on disk. */
+    uint64_t bytes_max;   /* Configured. */
+    uint64_t bytes_used;  /* Allocated pages. */
+    uint64_t bytes_files; /* Segment files on disk. */
+    /* Of the pages in these files; the three together are all of them. */
+    uint32_t pages_free, pages_used, pages_quarantined;
     uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
     uint64_t io_errors;
     uint64_t pages_ahead;       /* Written through before they were needed, */
