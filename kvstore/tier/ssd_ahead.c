@@ -94,12 +94,11 @@ static void give_back(struct kv_ssd *ssd, bool written)
     struct kv_ssd_segment *segment = &ssd->segments[zeroing->first / ssd->pages_per_segment];
     if (written) {
         segment->written_to = zeroing->first % ssd->pages_per_segment + zeroing->count;
-        ssd->written_free += zeroing->count;
         ssd->pages_ahead += zeroing->count;
     }
     zeroing->active = false;
     for (uint32_t i = 0; i < zeroing->count; i++)
-        kv_ssd_space_free(&ssd->space, zeroing->first + i);
+        kv_ssd_free(ssd, zeroing->first + i);
     wake(ssd, KV_OK, NULL);
 }
 

@@ -309,7 +309,10 @@ void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 
 kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page)
 {
-    return kv_ssd_space_quarantine(&ssd->space, page);
+    const uint32_t free_before = ssd->space.free_count;
+    const kv_status status = kv_ssd_space_quarantine(&ssd->space, page);
+    if (ssd->space.free_count < free_before) ssd->written_free -= kv_ssd_is_written(ssd, page);
+    return status;
 }
 
 bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page)
