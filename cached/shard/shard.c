@@ -228,6 +228,7 @@ static void tick_health(struct shard *shard)
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
         health = "acknowledged records were lost before this start: see records_lost in the log";
+    if (evict_health(shard) != NULL) health = evict_health(shard);
     if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
@@ -263,9 +264,10 @@ void shard_run(void *context)
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
         slots_give(shard);
         slots_wake(shard);
+        const bool evicts = evict_tick(shard);
         kv_store_tick(shard->store);
-        const bool more =
-            ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL || shard->woken_first != NULL;
+        const bool more = evicts || ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL ||
+                          shard->woken_first != NULL;
         const int wait_ms = more ? 0 : TICK_MS;
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }

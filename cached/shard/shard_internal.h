@@ -7,6 +7,7 @@
 #include "cached/worker/worker.h"
 #include "kvstore/base/metric.h"
 #include "kvstore/plan/admission.h"
+#include "kvstore/plan/evict.h"
 #include "kvstore/plan/plan.h"
 #include "kvstore/store/store.h"
 
@@ -110,9 +111,11 @@ struct commit {
     struct kv_node *shortened; /* Its edge was cut for this commit. */
     struct kv_write *write;    /* NULL: nothing to write. */
     struct kv_batch *batch;
-    struct flow *waiter; /* Told when done; NULL: nobody waits. */
+    struct flow *waiter;    /* Told when done; NULL: nobody waits. */
+    enum kv_reason refusal; /* Of one that fails: what whoever asked is told. */
     uint64_t begun_ns;
     struct commit *next;
+    struct commit *next_waiting; /* For room. */
 };
 
 /* Makes nodes of the points, at once visible to this user, and starts saving them.  Fills
@@ -120,6 +123,14 @@ struct commit {
  * Returns the commit in flight, or NULL when there is nothing to wait for. */
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason);
+
+/* Tries to write those that wait for room, in order; the first that finds none holds up the others.
+ * Gives up on those that waited too long, and on those that began before hopeless_ns. */
+void commit_retry(struct shard *shard, uint64_t hopeless_ns);
+/* Whether the session's only work is a save that waits for room. */
+bool commit_waits(const struct shard *shard, const struct kv_session *session);
+/* Whether a node is on the way to what that save is about. */
+bool commit_needs(const struct shard *shard, const struct kv_node *node);
 
 /* What a commit knows of the pages it touches, by position in the live table. */
 struct commit_pages {
@@ -293,6 +304,32 @@ void sweep_tick(struct shard *shard);
 /* flow->wake runs after one whole sweep. */
 void sweep_wait(struct flow *flow);
 
+/* Says whether a session is past its time, and drops what is. */
+bool sweep_is_due(const struct shard *shard, const struct kv_session *session);
+void sweep_session(struct shard *shard, struct kv_session *session);
+
+/* ---- capacity eviction ---- */
+
+struct evict {
+    struct kv_evict_list list; /* Of the last walk. */
+    uint32_t at;               /* In it. */
+    uint32_t bucket;           /* Where the walk goes on. */
+    bool walking, walked;
+    uint64_t walk_ns;     /* When it began. */
+    bool is_evicting;     /* As kv_evict_need() takes it. */
+    uint32_t gained;      /* Pages, since the walk began. */
+    uint32_t loads;       /* Trees it waits for, */
+    uint32_t loading;     /* and what they hold. */
+    uint64_t hopeless_ns; /* A whole walk gained nothing; 0: not so. */
+    uint64_t refused_ns;  /* When a save was last refused because the file system is full. */
+};
+
+/* Makes room for saves to come and for those that wait; a bounded part each turn.  True: there is
+ * more to do at once. */
+bool evict_tick(struct shard *shard);
+/* Why saves are refused now for lack of room that others took; NULL: they are not. */
+const char *evict_health(const struct shard *shard);
+
 /* ---- the shard ---- */
 
 /* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
@@ -315,6 +352,7 @@ struct shard_counters {
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
     uint64_t slot_waits, slot_refused;
+    uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
 };
 
 enum shard_latency {
@@ -344,6 +382,9 @@ struct shard {
     struct kv_waiting_queue waiting;       /* For a slot. */
     struct flow *woken_first, *woken_last; /* They go on in this turn. */
     struct commit *commits;
+    struct commit *waiting_first, *waiting_last; /* For room, of commits. */
+    uint32_t waiting_count, waiting_pages;
+    struct evict evict;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

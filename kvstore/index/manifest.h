@@ -6,7 +6,8 @@
  *
  * A batch becomes durable whole or not at all, batches in the order posted.  Answers come back as
  * messages into the mailbox named in the batch or scan.  After a failed batch every later one fails
- * with KV_IO until restart.
+ * with KV_IO until restart.  KV_BUSY: its file system has no room, nothing was written, and what
+ * comes later may succeed.
  *
  * In the daemon they lie in RocksDB, with two threads: one writer, which folds all batches waiting
  * into one synced WriteBatch, and one reader, which serves prefix scans, so a load never waits
@@ -94,6 +95,7 @@ kv_status kv_manifest_write_now(struct kv_manifest *manifest, const struct kv_ma
 struct kv_manifest_stats {
     uint64_t batches, syncs, records; /* batches / syncs: how well group commit works. */
     bool failed;
+    bool no_room; /* Batches are refused now: its file system is nearly full. */
 };
 struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest); /* Any thread. */
 

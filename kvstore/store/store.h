@@ -55,6 +55,8 @@ struct kv_store_counters {
     uint64_t unread_pages; /* Reads that failed; the pages stay. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
+    uint64_t moved_pages;         /* By compaction. */
+    uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
 };
 
 struct kv_batches {
@@ -80,6 +82,8 @@ struct kv_store {
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
+    uint32_t freeing;                   /* SSD pages that are free when their batch is durable. */
+    enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */
     bool unloading;                     /* Pages that go now leave memory only. */
 };
 
@@ -202,7 +206,8 @@ struct kv_write *kv_write_create(struct kv_store *store, uint32_t capacity);
 void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t count,
                   const struct kv_digest *chain);
 /* Allocates space and writes, then flushes.  Fails at once (done does not run) with KV_BUSY: SSD
- * full; KV_INVALID: read-only; KV_IO. */
+ * full, and what is evicted makes room; KV_INVALID: read-only; KV_IO, with ENOSPC where the file
+ * system has no room for records. */
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_CHECK;
 /* Puts the objects back to what they were before kv_write_add.  free_space: also gives the new
  * places back; not after a failed record, which may still turn up at the next start. */

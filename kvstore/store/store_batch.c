@@ -60,6 +60,7 @@ struct kv_batch *kv_batch_create(struct kv_store *store)
 void kv_batch_discard(struct kv_batch *batch)
 {
     if (batch == NULL) return;
+    batch->store->freeing -= batch->freed_count;
     for (uint32_t i = 1; i < batch->put_count; i++)
         free((void *)(uintptr_t)batch->puts[i].key); /* One block holds key and value. */
     free(batch->puts);
@@ -215,6 +216,7 @@ kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
         batch->freed_capacity = capacity;
     }
     batch->freed[batch->freed_count++] = ssd_page;
+    batch->store->freeing++;
     return KV_OK;
 }
 
@@ -300,6 +302,7 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
         kv_batch_post(dead, NULL, NULL);
     }
     if (KV_PLANTED(store, REUSE_BEFORE_DELETE)) {
+        store->freeing -= batch->freed_count;
         while (batch->freed_count > 0)
             kv_ssd_free(store->ssd, batch->freed[--batch->freed_count]);
     }

@@ -203,6 +203,7 @@ static void load_link(struct load *load)
 {
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
+    kv_index_session_pages(store->index, session, 0); /* Counted while they are linked. */
     load_pages(load);
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
@@ -299,7 +300,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
     assert(session->load == KV_LOAD_DONE);
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
-    const uint32_t nodes = session->node_count;
+    const uint32_t nodes = session->node_count, pages = session->pages;
     store->unloading = true;
     while (session->roots != NULL) {
         struct kv_node *node = session->roots;
@@ -311,6 +312,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     store->unloading = false;
     session->head = NULL;
     session->recorded_nodes = nodes;
+    kv_index_session_pages(store->index, session, pages);
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }

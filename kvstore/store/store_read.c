@@ -186,6 +186,7 @@ kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const stru
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
     struct kv_session *session = node->session;
+    store->removing = why;
     for (;;) {
         struct kv_node *leaf = node;
         while (leaf->child != NULL)
@@ -195,11 +196,13 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
             kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
         kv_pool_drop(store->pool, &leaf->image, why);
         store->counters.nodes_dropped++;
+        store->counters.removed_nodes[why]++;
         if (leaf->durable) store->checkpoints--;
         const bool last = leaf == node;
         kv_index_node_remove(store->index, leaf);
         if (last) break;
     }
+    store->removing = KV_REASON_NONE;
     session->last_loss = why;
 }
 

@@ -91,8 +91,13 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
 {
     struct kv_store *store = write->store;
     assert(write->count > 0);
-    if (kv_manifest_stats(store->manifest).failed)
+    const struct kv_manifest_stats manifest = kv_manifest_stats(store->manifest);
+    if (manifest.failed)
         return KV_FAIL(err, KV_INVALID, "the manifest refuses writes after a failed sync");
+    if (manifest.no_room) {
+        errno = ENOSPC;
+        return KV_FAIL_ERRNO(err, KV_IO, "the manifest writes nothing");
+    }
     uint32_t *places = malloc(sizeof(uint32_t) * write->count);
     if (places == NULL) return KV_FAIL(err, KV_NOMEM, "save %u pages", write->count);
     const kv_status status = kv_ssd_alloc(store->ssd, write->count, places, err);

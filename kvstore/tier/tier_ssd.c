@@ -1,9 +1,11 @@
 /*
  * Pages on SSD: space, page I/O and group commit over a few large files.
  *
- * Files are only ever added, the lowest missing number first, and never beyond bytes_max.  The next
- * one is made when less than a quarter of a segment is free, so that a put seldom waits for the
- * milliseconds a new file takes; failing to make it early is no error, because nobody needs it yet.
+ * Files are only ever added, the lowest missing number first, and never beyond bytes_max or into
+ * the last part of the file system, which the manifest needs: a write of a page never meets a full
+ * disk, because its segment's blocks were reserved when it was made.  The next one is made when
+ * less than a quarter of a segment is free, so that a put seldom waits for the milliseconds a new
+ * file takes; failing to make it early is no error, because nobody needs it yet.
  *
  * Group commit: one round of fdatasyncs over the segments written since the last round serves every
  * flush that waits.  A flush that comes during a round joins the next one, because the round may
@@ -28,6 +30,7 @@
 
 #define NAMES_BYTES_FIRST (64ull << 10)
 #define NAMES_BYTES_MAX (64ull << 20) /* More than a million segments. */
+#define LOOK_AGAIN_NS 1000000000ull
 
 struct segment {
     int fd;               /* -1: no such file. */
@@ -48,7 +51,9 @@ struct kv_ssd {
     struct segment *segments;
     uint32_t segment_max; /* Length of the array; also holds files beyond bytes_max. */
     uint32_t segment_count;
-    bool ahead_failed; /* Until a segment that is needed can be made again. */
+    uint32_t segments_allowed; /* As things stood when last looked. */
+    bool ahead_failed;         /* Not tried again before the next look. */
+    uint64_t full_ns;          /* When kv_ssd_tick() saw that there is no room; 0: it did not. */
     struct kv_ssd_space space;
 
     struct kv_ssd_flush *waiting; /* Next round, in order. */
@@ -164,9 +169,61 @@ static kv_status segment_add(struct kv_ssd *ssd, struct kv_error *err)
     return status;
 }
 
-static bool segment_allowed(const struct kv_ssd *ssd)
+/* What the file system leaves us now.  Where it does not say, bytes_max counts alone: a segment
+ * that cannot be made is found out when it is tried. */
+static void room_look(struct kv_ssd *ssd)
 {
-    return (uint64_t)(ssd->segment_count + 1) * ssd->place.segment_bytes <= ssd->bytes_max;
+    const struct kv_disk_call call = {.verb = KV_DISK_ROOM, .fd = ssd->place.dir_fd};
+    const int64_t room = kv_disk_call(ssd->disk, &call);
+    ssd->segments_allowed =
+        kv_ssd_segments_allowed(ssd->bytes_max, ssd->place.segment_bytes, ssd->segment_count,
+                                room < 0 ? UINT64_MAX / 2 : (uint64_t)room);
+}
+
+static uint32_t segments_configured(const struct kv_ssd *ssd)
+{
+    return (uint32_t)(ssd->bytes_max / ssd->place.segment_bytes);
+}
+
+static bool segment_allowed(struct kv_ssd *ssd)
+{
+    if (ssd->segment_count >= ssd->segments_allowed) return false;
+    room_look(ssd);
+    return ssd->segment_count < ssd->segments_allowed;
+}
+
+/* KV_BUSY: the file system is full after all. */
+static kv_status segment_more(struct kv_ssd *ssd, struct kv_error *err)
+{
+    struct kv_error why = {0};
+    kv_status status = segment_add(ssd, &why);
+    if (status == KV_IO && (why.sys_errno == ENOSPC || why.sys_errno == EDQUOT)) {
+        ssd->segments_allowed = ssd->segment_count;
+        status = KV_BUSY;
+    } else if (status != KV_OK) {
+        ssd->io_errors++;
+    }
+    if (status != KV_OK && err != NULL) *err = why;
+    return status;
+}
+
+void kv_ssd_tick(struct kv_ssd *ssd, uint64_t now_ns)
+{
+    if (!ssd->ahead_failed && ssd->segments_allowed >= segments_configured(ssd)) return;
+    if (ssd->full_ns == 0) ssd->full_ns = now_ns;
+    if (now_ns - ssd->full_ns < LOOK_AGAIN_NS) return;
+    ssd->full_ns = 0;
+    ssd->ahead_failed = false;
+    room_look(ssd);
+}
+
+struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd)
+{
+    const uint32_t segments = KV_MAX(ssd->segments_allowed, ssd->segment_count);
+    const uint64_t pages = (uint64_t)segments * ssd->pages_per_segment;
+    return (struct kv_ssd_room){.used = ssd->space.used_count,
+                                .limit = (uint32_t)KV_MIN(pages, (uint64_t)ssd->page_max),
+                                .is_bounded = segments < segments_configured(ssd)};
 }
 
 static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct kv_error *err)
@@ -201,7 +258,10 @@ static kv_status files_open(struct kv_ssd *ssd, struct kv_error *err)
     if (status == KV_OK) status = segments_open(ssd, names, bytes, err);
     free(names);
     if (status != KV_OK) return status;
-    if (ssd->segment_count == 0) return segment_add(ssd, err);
+    const bool is_new = ssd->segment_count == 0;
+    if (is_new) status = segment_add(ssd, err);
+    if (status == KV_OK) room_look(ssd);
+    if (status != KV_OK || is_new) return status;
     /* The process that made a file may have died before the name was durable. */
     if (kv_disk_call(ssd->disk, &sync_dir) < 0)
         return KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", ssd->dir);
@@ -290,25 +350,57 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
     while (ssd->space.free_count < count) {
         /* Holes below found files can leave fewer pages than page_max says. */
         if (!segment_allowed(ssd))
-            return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free",
-                           ssd->space.free_count);
-        const kv_status status = segment_add(ssd, err);
-        if (status != KV_OK) {
-            ssd->io_errors++;
-            return status;
-        }
+            return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free%s",
+                           ssd->space.free_count,
+                           kv_ssd_room(ssd).is_bounded ? ", and its file system has no room" : "");
+        const kv_status status = segment_more(ssd, err);
+        if (status != KV_OK) return status;
     }
     kv_ssd_space_alloc(&ssd->space, count, ret_pages);
 
     if (ssd->space.free_count < ssd->pages_per_segment / 4 && !ssd->ahead_failed &&
         segment_allowed(ssd))
-        ssd->ahead_failed = segment_add(ssd, NULL) != KV_OK;
+        ssd->ahead_failed = segment_more(ssd, NULL) != KV_OK;
     return KV_OK;
 }
 
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 {
     kv_ssd_space_free(&ssd->space, page);
+}
+
+/* ---- segments that are emptied ---- */
+
+uint32_t kv_ssd_segment_max(const struct kv_ssd *ssd)
+{
+    return ssd->segment_max;
+}
+
+struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t number)
+{
+    const uint32_t first = number * ssd->pages_per_segment;
+    assert(number < ssd->segment_max);
+    if (ssd->segments[number].fd < 0) return (struct kv_ssd_segment_use){0};
+    return (struct kv_ssd_segment_use){
+        .pages = ssd->pages_per_segment,
+        .used = kv_ssd_space_count(&ssd->space, first, ssd->pages_per_segment),
+        .is_filling = ssd->space.lowest / ssd->pages_per_segment == number,
+    };
+}
+
+void kv_ssd_segment_close(struct kv_ssd *ssd, uint32_t number)
+{
+    kv_ssd_space_close(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
+}
+
+void kv_ssd_segments_open(struct kv_ssd *ssd)
+{
+    kv_ssd_space_open(&ssd->space);
+}
+
+bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_closed(&ssd->space, page);
 }
 
 /* ---- pages ---- */
@@ -462,13 +554,24 @@ kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
     return KV_OK;
 }
 
+static uint64_t bytes_limit(const struct kv_ssd *ssd)
+{
+    const uint32_t segments = KV_MAX(ssd->segments_allowed, ssd->segment_count);
+    if (segments >= segments_configured(ssd)) return ssd->bytes_max;
+    return segments * ssd->place.segment_bytes;
+}
+
 struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
 {
     const bool read_only = ssd->read_only_reason[0] != '\0';
     return (struct kv_ssd_usage){
         .bytes_max = ssd->bytes_max,
+        .bytes_limit = bytes_limit(ssd),
         .bytes_used = (uint64_t)ssd->space.used_count * ssd->place.page_bytes,
         .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
+        .pages_free = ssd->space.free_count,
+        .pages_used = ssd->space.used_count,
+        .pages_closed = ssd->space.idle_count,
         .pages_read = ssd->pages_read,
         .pages_written = ssd->pages_written,
         .flushes = ssd->flushes,

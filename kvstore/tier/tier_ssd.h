@@ -46,11 +46,38 @@ kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
 /* Whether the page exists and is in use. */
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
-/* All or nothing, preferably adjacent.  KV_BUSY: bytes_max reached; KV_IO: the file system is full
- * or failing (sys_errno kept in err); KV_INVALID: read-only after a failed flush. */
+/* All or nothing, preferably adjacent.  KV_BUSY: there is no room, and what is freed makes some:
+ * bytes_max is reached, or the file system has nothing left for another segment; KV_IO: it fails
+ * (sys_errno kept in err); KV_INVALID: read-only after a failed flush. */
 kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
                        struct kv_error *err) KV_MUST_CHECK;
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
+
+/* In pages.  What the tier may hold follows from bytes_max, and from what its file system has left,
+ * which others use too: no segment is made that would take the last of it. */
+struct kv_ssd_room {
+    uint32_t used;
+    uint32_t limit;  /* Of used, as things stand. */
+    bool is_bounded; /* By the file system, not by bytes_max. */
+};
+struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd);
+/* Once a loop turn: looks again, a second after it was found full, whether the file system has room
+ * or a segment can be made.  now_ns: of a clock that always moves. */
+void kv_ssd_tick(struct kv_ssd *ssd, uint64_t now_ns);
+
+/* ---- segments that are emptied ---- */
+
+/* Numbers that a segment may have: below this. */
+uint32_t kv_ssd_segment_max(const struct kv_ssd *ssd);
+struct kv_ssd_segment_use {
+    uint32_t pages, used; /* pages 0: there is no such file. */
+    bool is_filling;      /* The lowest one with free pages. */
+};
+struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t number);
+/* Nothing of the segment is given out before kv_ssd_segments_open(); at most KV_SSD_CLOSED_MAX. */
+void kv_ssd_segment_close(struct kv_ssd *ssd, uint32_t number);
+void kv_ssd_segments_open(struct kv_ssd *ssd);
+bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page);
 
 struct kv_ssd_op;
 typedef void kv_ssd_done_fn(struct kv_ssd_op *op, kv_status status);
@@ -77,10 +104,12 @@ struct kv_ssd_flush {
 kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_MUST_CHECK;
 
 struct kv_ssd_usage {
-    uint64_t bytes_max;                          /* Configured. */
-    uint64_t bytes_used;                         /* Allocated pages. */
-    uint64_t bytes_files;                        /* Segment files on disk. */
-    uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
+    uint64_t bytes_max;                            /* Configured. */
+    uint64_t bytes_limit;                          /* And what the file system allows of it now. */
+    uint64_t bytes_used;                           /* Allocated pages. */
+    uint64_t bytes_files;                          /* Segment files on disk. */
+    uint32_t pages_free, pages_used, pages_closed; /* In these files; together all of them. */
+    uint64_t pages_read, pages_written, flushes;   /* flushes: fdatasync calls. */
     uint64_t io_errors;
     uint64_t segments_repaired; /* Found cut, empty or with a damaged header at start. */
     uint32_t ops_inflight;
