@@ -219,6 +219,14 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
     (void)snprintf(path, sizeof(path), "%s/state", spawn->dir);
     if (mkdir(path, 0700) != 0) return false;
 
+    if (options->state_dir != NULL) {
+        (void)snprintf(text, sizeof(text),
+                       "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
+                       "[state]\ndir = %s\n[engine]\nbackend = %s\n[log]\nlevel = warn\n",
+                       spawn->dir, spawn->dir, options->state_dir, options->backend);
+        (void)snprintf(path, sizeof(path), "%s/conf", spawn->dir);
+        return write_file(path, text);
+    }
     /* Wide limits: what is measured is the cache's logic, not a full tier. */
     (void)snprintf(text, sizeof(text),
                    "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"

@@ -16,6 +16,7 @@ struct spawn_options {
     const char *backend;   /* "cpu" or "synthetic" */
     const char *model_dir; /* NULL: the synthetic backend's own layout. */
     const char *draft;     /* engine.draft; NULL: its default. */
+    const char *state_dir; /* Stays; tiers and clock are the defaults then.  NULL: in its own. */
 };
 
 /* Owned by: the caller's stack. */
