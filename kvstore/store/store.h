@@ -213,3 +213,25 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_C
  * places back; not after a failed record, which may still turn up at the next start. */
 void kv_write_undo(struct kv_write *write, bool free_space);
 void kv_write_destroy(struct kv_write *write);
+
+/* ---- store_move.c: pages to other places ---- */
+
+#define KV_MOVE_PAGES_MAX 32u
+
+typedef void kv_move_done_fn(void *context, uint32_t moved, kv_status status);
+/* Durable pages of one tree, none twice.  The session is neither saved nor changed before `done`
+ * ran, which may be inside this call; pages that are not what their record says stay.  KV_BUSY: no
+ * slot to read into; KV_NOMEM: `done` will not run.  moved 0: status says why; KV_CORRUPT: none of
+ * them could be read right. */
+kv_status kv_store_move_start(struct kv_store *store, const uint32_t *pages, uint32_t count,
+                              kv_move_done_fn *done, void *context) KV_MUST_CHECK;
+
+/* Records looked at in one piece: the reader is free for others between them. */
+#define KV_PLACES_SCAN_RECORDS 1024u
+#define KV_PLACES_SCAN_BYTES (1u << 20)
+
+typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
+/* Sessions that have pages in closed segments, by their records; the first `max` of them.  The
+ * array is the caller's, and is filled when `done` runs. */
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *sessions,
+                                uint32_t max, kv_places_done_fn *done, void *context) KV_MUST_CHECK;
