@@ -74,6 +74,7 @@ void shard_destroy(struct shard *shard)
         free(shard->lives[i].page_bytes);
     }
     free(shard->lives);
+    free(shard->compact.sessions);
     free(shard);
 }
 
@@ -266,8 +267,9 @@ void shard_run(void *context)
         slots_wake(shard);
         const bool evicts = evict_tick(shard);
         kv_store_tick(shard->store);
-        const bool more = evicts || ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL ||
-                          shard->woken_first != NULL;
+        const bool compacts = compact_tick(shard);
+        const bool more = evicts || compacts || ran == MESSAGES_PER_TURN ||
+                          shard->sweep_waiters != NULL || shard->woken_first != NULL;
         const int wait_ms = more ? 0 : TICK_MS;
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }

@@ -7,6 +7,7 @@
 #include "cached/worker/worker.h"
 #include "kvstore/base/metric.h"
 #include "kvstore/plan/admission.h"
+#include "kvstore/plan/compact.h"
 #include "kvstore/plan/evict.h"
 #include "kvstore/plan/plan.h"
 #include "kvstore/store/store.h"
@@ -330,6 +331,38 @@ bool evict_tick(struct shard *shard);
 /* Why saves are refused now for lack of room that others took; NULL: they are not. */
 const char *evict_health(const struct shard *shard);
 
+/* ---- compaction ---- */
+
+#define COMPACT_SESSIONS_MAX 4096u /* Of one scan. */
+
+enum compact_stage {
+    COMPACT_IDLE,    /* No segment is closed. */
+    COMPACT_WAIT,    /* For a scan, a load or a move. */
+    COMPACT_SESSION, /* The next one. */
+    COMPACT_MOVE,    /* The next pages of one, which is held. */
+};
+
+struct compact_page {
+    uint32_t position, page;
+};
+
+struct compact {
+    enum compact_stage stage;
+    uint32_t segments;              /* Closed. */
+    struct kv_session_id *sessions; /* With pages in them. */
+    uint32_t count, at;
+    struct kv_session *session; /* Held: counted in its commits. */
+    bool has_last;
+    struct compact_page last; /* Of its pages, the last one looked at. */
+    bool is_over;             /* Something failed. */
+    uint64_t moved;           /* Pages, in this round. */
+    uint64_t look_ns;         /* Not before this. */
+    uint64_t next_ns;         /* As kv_compact_next_ns() has it. */
+};
+
+/* A bounded part of it, each turn.  True: there is more to do at once. */
+bool compact_tick(struct shard *shard);
+
 /* ---- the shard ---- */
 
 /* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
@@ -352,6 +385,7 @@ struct shard_counters {
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
     uint64_t slot_waits, slot_refused;
+    uint64_t compact_rounds;           /* That moved something. */
     uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
 };
 
@@ -385,6 +419,7 @@ struct shard {
     struct commit *waiting_first, *waiting_last; /* For room, of commits. */
     uint32_t waiting_count, waiting_pages;
     struct evict evict;
+    struct compact compact;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

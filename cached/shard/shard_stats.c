@@ -185,6 +185,10 @@ static void fill_space(struct shard *shard, struct request_stats *stats)
         "Saves that waited until something was evicted.");
     add(stats, "cached_saves_refused_total", "cause=\"full\"", (double)counters->room_refused,
         "Saves that found no room although they waited, or larger than the tier.");
+    add(stats, "cached_compactions_total", NULL, (double)counters->compact_rounds,
+        "Times that segments were emptied of what still lived in them.");
+    add(stats, "cached_compacted_bytes_total", NULL, (double)(store->moved_pages * page),
+        "Bytes that compaction moved.");
     add(stats, "cached_ssd_limit_bytes", NULL, (double)ssd.bytes_limit,
         "What the SSD tier may hold now: ssd.bytes, or less where its file system has less.");
     add(stats, "cached_ssd_file_bytes", NULL, (double)ssd.bytes_files,

@@ -219,6 +219,93 @@ def calls_in_progress_keep_what_they_read():
     box.stop()
 
 
+# ---- compaction ----
+
+def verified(box):
+    done = subprocess.run([os.path.join(BUILD, "tools", "kvdump"), "verify", box.state],
+                          capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, f"kvdump verify: {done.stdout[-300:]}")
+
+
+def fragmented(box, client, rounds=60):
+    """Sessions of three kinds side by side; two of three expire.  Those that stay."""
+    kept = {}
+    for i in range(rounds):
+        if i % 3:
+            save(client, f"short{i}", 1280, {}, ttl_ms=600000)
+        else:
+            equal(save(client, f"long{i}", 1280, kept).save_reason, "", f"long{i}")
+    box.advance(600001)
+    return kept
+
+
+def all_there(box, kept, what):
+    client = box.client()
+    for name, prompt in kept.items():
+        equal(look(client, name, prompt).stored_tokens, 1280, f"{name} {what}")
+    for name in list(kept)[::5]:
+        got = Talk(client, name).prefill(kept[name] + tokens(7))
+        equal((got.hit_tokens, got.weakened), (1280, 0), f"{name} resumes {what}")
+    well(box, what)
+
+
+@case
+def compaction_empties_what_hardly_lives():
+    """Two of three pages of every segment expire: what is left is written together, loaded or not,
+    nobody loses anything, and a crash right behind it neither."""
+    flags = {"ssd.bytes": "16MiB", "pool.ttl": "1s"}
+    box = small(flags)
+    kept = fragmented(box, box.client())
+    before = box.tier("ssd").items_used
+    end = time.monotonic() + 20
+    while box.counter("cached_compactions_total") < 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    moved = box.counter("cached_compacted_bytes_total") / PAGE_BYTES
+    check(moved >= 50, f"{moved} pages were moved")
+    equal(box.tier("ssd").items_used, before, "pages in use")
+    box.crash()
+    all_there(box, kept, "after a crash")
+    box.stop()
+    verified(box)
+
+    box = small({**flags, "ssd.compact_below": "0"})
+    fragmented(box, box.client())
+    time.sleep(1)
+    equal(box.counter("cached_compacted_bytes_total"), 0, "moved with compaction switched off")
+    box.stop()
+
+
+@case
+def compaction_keeps_to_its_rate_and_gives_way():
+    """At 1 MiB/s a megabyte takes a second, and saves that need the room have it at once."""
+    box = small({"ssd.bytes": "16MiB", "pool.ttl": "1s", "ssd.compact_rate": "1MiB"})
+    client = box.client()
+    kept = fragmented(box, client, rounds=75)
+    began, last = time.monotonic(), 0
+    while time.monotonic() - began < 3:
+        moved = box.counter("cached_compacted_bytes_total")
+        allowed = (time.monotonic() - began + 6) * MIB + 32 * PAGE_BYTES
+        check(moved <= allowed, f"{moved} bytes moved, {allowed} may have been")
+        last = moved
+        time.sleep(0.05)
+    check(last > 0, "something was moved")
+    more = {}
+    for i in range(120):
+        got = save(client, f"more{i}", 1280, more)
+        equal(got.save_reason, "", f"more{i} while segments are emptied")
+        within(box, f"more{i}")
+    box.no_wrong_bytes("beside compaction")
+    box.crash()
+    equal(box.stats().dropped_checkpoints, 0, "dropped after a crash")
+    client = box.client()
+    stored = [name for name, p in {**kept, **more}.items()
+              if look(client, name, p).stored_tokens == 1280]
+    check(len(stored) > 60, f"{len(stored)} sessions are there")
+    well(box, "after a crash")
+    box.stop()
+    verified(box)
+
+
 # ---- file systems ----
 
 class Mounted:
