@@ -1,11 +1,12 @@
 /*
  * Wiring: the only file that names concrete things together.
  *
- * Building goes from the state directory's lock up to the listening server, so that a daemon that
- * must not run has touched nothing but the lock, and nobody can call one that is not ready.  Going
- * down is the reverse, in two parts: daemon_wait() lets calls end and threads return, then
- * daemon_destroy() frees.  Each part of struct daemon is NULL until it is made, so destroying works
- * from any point.
+ * Building goes from the state directory's lock up to the shard, so that a daemon that must not run
+ * has touched nothing but the lock.  The server listens before the store opens, which can take long
+ * when trees are to be read: it says how far that is, and refuses other calls until there is a
+ * shard to give them to.  Going down is the reverse, in two parts: daemon_wait() lets calls end and
+ * threads return, then daemon_destroy() frees.  Each part of struct daemon is NULL until it is
+ * made, so destroying works from any point.
  *
  * A stop has one bound for everything, a watchdog that ends the process after 10 s: whatever is
  * durable is so already, and what is not was never acknowledged.
@@ -37,11 +38,13 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STOP_MS_MAX 10000
 #define EXIT_STUCK 3
 #define RSS_BUDGET_EXTRA (64ull << 20)
+#define TELL_NS 2000000000ull
 
 _Static_assert((int)CONFIG_ISA_AMX == (int)ENG_ISA_AMX, "choices of engine.isa");
 _Static_assert((int)CONFIG_ISA_PORTABLE == (int)ENG_ISA_PORTABLE, "choices of engine.isa");
@@ -64,7 +67,8 @@ struct daemon {
     struct shard *shard;
     struct rpc_server *rpc;
     struct kv_thread worker_thread, shard_thread, rpc_thread, watchdog_thread;
-    bool told; /* That it starts, so that its end is worth a line. */
+    bool told;        /* That it starts, so that its end is worth a line. */
+    uint64_t told_ns; /* When it last said how far its start is. */
     int signal_fd;
     int stopped_fd; /* Written when the stop is over: ends the watchdog. */
     char values[CONFIG_KEY_COUNT][CONFIG_TEXT_MAX];
@@ -125,6 +129,8 @@ static kv_status make_base(struct daemon *daemon, struct kv_error *err)
 /* Test builds: kernels of another family; checkpoints that say they are of one. */
 #define PLANT_KERNELS "kernels"
 #define PLANT_KERNELS_MADE "kernels_made"
+/* Test builds: a second for each step of a start. */
+#define PLANT_SLOW_START "slow_start"
 
 static bool is_plant(const struct daemon *daemon, const char *name)
 {
@@ -134,7 +140,8 @@ static bool is_plant(const struct daemon *daemon, const char *name)
 static bool is_worker_plant(const struct daemon *daemon)
 {
     return kv_plant_of(daemon->plant) == KV_PLANT_NONE && !is_plant(daemon, PLANT_SESSIONS) &&
-           !is_plant(daemon, PLANT_KERNELS) && !is_plant(daemon, PLANT_KERNELS_MADE);
+           !is_plant(daemon, PLANT_KERNELS) && !is_plant(daemon, PLANT_KERNELS_MADE) &&
+           !is_plant(daemon, PLANT_SLOW_START);
 }
 
 /* A core is left for calls, so that a pass does not delay them. */
@@ -148,7 +155,7 @@ static uint32_t compute_threads(const struct cached_config *config)
     return KV_MIN(KV_MAX(cores, 2u) - 1, KV_ENGINE_THREADS_MAX);
 }
 
-static kv_status make_store(struct daemon *daemon, struct kv_error *err)
+static kv_status make_model(struct daemon *daemon, struct kv_error *err)
 {
     const struct cached_config *config = daemon->config;
     const struct eng_options engine = {
@@ -160,16 +167,35 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .threads = compute_threads(config),
         .pass_rows = config_pass_rows(config),
     };
-    const char *family = NULL;
-    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
     kv_status status = eng_model_open(&engine, &daemon->model, err);
     if (status != KV_OK) return status;
     status = kv_mailbox_create(&daemon->mailbox, err);
     if (status != KV_OK) return status;
-    status =
-        kv_ring_create(KV_RING_DEPTH, (enum kv_ring_choice)config->io_backend, &daemon->disk, err);
-    if (status != KV_OK) return status;
-    family = is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
+    return kv_ring_create(KV_RING_DEPTH, (enum kv_ring_choice)config->io_backend, &daemon->disk,
+                          err);
+}
+
+/* While the store opens; a line in the log when that takes long. */
+static void progress(void *context, const char *phase, uint32_t percent)
+{
+    struct daemon *daemon = context;
+    const uint64_t now = kv_clock_stopwatch_ns();
+    rpc_server_progress(daemon->rpc, phase, percent);
+    if (is_plant(daemon, PLANT_SLOW_START)) {
+        const struct timespec pause = {1, 0};
+        (void)nanosleep(&pause, NULL);
+    }
+    if (now - daemon->told_ns < TELL_NS) return;
+    daemon->told_ns = now;
+    kv_log(daemon->log, KV_LOG_INFO, "starting", "phase=\"%s\" percent=%" PRIu32, phase, percent);
+}
+
+static kv_status make_store(struct daemon *daemon, struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
+    const char *family =
+        is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
     struct kv_store_options store = {
         .dir = config->state_dir,
         .layout = eng_model_layout(daemon->model),
@@ -188,12 +214,16 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .pool_ttl_ms = config->pool_ttl_ms,
         .rows_ttl_ms = config->ssd_ttl_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
+        .progress = progress,
+        .progress_context = daemon,
         .plant = kv_plant_of(daemon->plant),
     };
+    daemon->told_ns = kv_clock_stopwatch_ns();
     /* Nothing in the directory is opened before it is known to be ours. */
-    status = kv_store_directory(&store, err);
+    kv_status status = kv_store_directory(&store, err);
     if (status != KV_OK) return status;
     (void)snprintf(path, sizeof(path), "%s/manifest", config->state_dir);
+    progress(daemon, "opening the manifest", 0);
     status = kv_manifest_open(path, &daemon->manifest, err);
     if (status != KV_OK) return status;
     store.manifest = daemon->manifest;
@@ -254,7 +284,6 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
         .listen = config->server_listen,
         .auth = daemon->auth,
         .log = daemon->log,
-        .shard = daemon->shard,
         .shard_mailbox = daemon->mailbox,
         .about =
             {
@@ -269,7 +298,10 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
         .settings = daemon->settings,
         .setting_count = CONFIG_KEY_COUNT,
     };
-    return rpc_server_create(&options, &daemon->rpc, err);
+    const kv_status status = rpc_server_create(&options, &daemon->rpc, err);
+    if (status != KV_OK) return status;
+    return kv_thread_start(&daemon->rpc_thread, KV_THREAD_RPC, "kv-rpc", rpc_server_run,
+                           daemon->rpc, err);
 }
 
 static kv_status start_threads(struct daemon *daemon, struct kv_error *err)
@@ -277,11 +309,28 @@ static kv_status start_threads(struct daemon *daemon, struct kv_error *err)
     kv_status status = kv_thread_start(&daemon->worker_thread, KV_THREAD_WORKER, "kv-worker",
                                        worker_run, daemon->worker, err);
     if (status != KV_OK) return status;
-    status = kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
-                             daemon->shard, err);
-    if (status != KV_OK) return status;
-    return kv_thread_start(&daemon->rpc_thread, KV_THREAD_RPC, "kv-rpc", rpc_server_run,
-                           daemon->rpc, err);
+    return kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
+                           daemon->shard, err);
+}
+
+/* What was found, what was not, and why. */
+static void log_recovered(const struct daemon *daemon)
+{
+    const struct kv_store_recovery *r = &daemon->store->recovery;
+    char why[320] = "";
+    if (r->dropped > 0)
+        (void)snprintf(why, sizeof(why),
+                       " why=\"%" PRIu64 " need pages that have no place on SSD any more, %" PRIu64
+                       " have a damaged record, %" PRIu64 " are of sessions without a record\"",
+                       r->dropped_lost, r->dropped_damaged, r->dropped_orphans);
+    kv_log(daemon->log, KV_LOG_INFO, "recovered",
+           "text=\"recovered %" PRIu64 " checkpoints, dropped %" PRIu64 "\" sessions=%" PRIu64
+           " pages=%" PRIu64 " bytes=%" PRIu64 " dropped_sessions=%" PRIu64
+           " dropped_bytes=%" PRIu64 " ms=%.1f%s%s%s%s",
+           r->checkpoints, r->dropped, r->sessions, r->pages, r->bytes, r->dropped_sessions,
+           r->dropped_bytes, (double)r->duration_ns / 1e6, why,
+           r->scan_why == NULL ? "" : " all_trees_read=\"", r->scan_why == NULL ? "" : r->scan_why,
+           r->scan_why == NULL ? "" : "\"");
 }
 
 kv_status daemon_start(const struct daemon_options *options, struct daemon **ret_daemon,
@@ -296,9 +345,10 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
     daemon->stopped_fd = -1;
 
     kv_status status = make_base(daemon, err);
+    if (status == KV_OK) status = make_model(daemon, err);
+    if (status == KV_OK) status = make_rpc(daemon, err);
     if (status == KV_OK) status = make_store(daemon, err);
     if (status == KV_OK) status = make_shard(daemon, err);
-    if (status == KV_OK) status = make_rpc(daemon, err);
     if (status != KV_OK) goto fail;
     kv_log(daemon->log, KV_LOG_INFO, "start",
            "version=%s commit=%s pid=%d model=%s backend=%s isa=%s kernels=%s io=%s socket=%s "
@@ -310,13 +360,8 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
     daemon->told = true;
     status = start_threads(daemon, err);
     if (status != KV_OK) goto fail;
-    const struct kv_store_recovery *recovery = &daemon->store->recovery;
-    kv_log(daemon->log, KV_LOG_INFO, "recovered",
-           "text=\"recovered %" PRIu64 " checkpoints, dropped %" PRIu64 "\" sessions=%" PRIu64
-           " pages=%" PRIu64 " bytes=%" PRIu64 " ms=%.1f%s",
-           recovery->checkpoints, recovery->dropped, recovery->sessions, recovery->pages,
-           recovery->bytes, (double)recovery->duration_ns / 1e6,
-           recovery->dropped > 0 ? " why=\"their pages have no place on SSD any more\"" : "");
+    rpc_server_serve(daemon->rpc, daemon->shard);
+    log_recovered(daemon);
     kv_log(daemon->log, KV_LOG_INFO, "ready", "port=%d", rpc_server_port(daemon->rpc));
     *ret_daemon = daemon;
     return KV_OK;

@@ -189,6 +189,8 @@ struct request_stats {
     uint64_t page_bytes, image_bytes, wrong_bytes;
     double bytes_per_token;
     uint32_t window_tokens, spare_tokens, vocab_tokens;
+    const char *start_phase; /* NULL: the daemon serves. */
+    uint32_t start_percent;
 };
 
 struct request_out {

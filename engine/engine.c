@@ -207,11 +207,6 @@ uint64_t eng_model_bytes(const struct eng_model *model)
     return model->bytes;
 }
 
-const char *eng_model_lost(const struct eng_model *model)
-{
-    return model->ops->lost != NULL ? model->ops->lost(model) : NULL;
-}
-
 kv_status eng_model_check(const struct eng_model *model, struct kv_error *err)
 {
     return model->ops->check != NULL ? model->ops->check(model, err) : KV_OK;

@@ -78,13 +78,9 @@ uint32_t eng_model_draft_max(const struct eng_model *model);  /* Drafts per step
 uint64_t eng_model_bytes(const struct eng_model *model);
 uint64_t eng_model_session_bytes(const struct eng_model *model); /* Memory of one session. */
 
-/* The file of the checkpoint that has become shorter than it was, or unreadable: what was computed
- * since this was last NULL cannot be believed, and must not be kept.  Cheap; asked after every
- * pass. */
-const char *eng_model_lost(const struct eng_model *model);
-
-/* The same, asking the files themselves: KV_IO, with the file's name, also when one was written to
- * or grew.  A few system calls. */
+/* KV_IO, with the file's name: a file of the checkpoint was written to, has another size than when
+ * it was opened, or could not be read.  What was computed since the last KV_OK cannot be believed,
+ * and must not be kept.  One system call a file; asked after every pass. */
 kv_status eng_model_check(const struct eng_model *model, struct kv_error *err) KV_MUST_CHECK;
 
 /* Rows of Engram tables read since the model was opened; any thread. */

@@ -89,6 +89,8 @@ static const struct layer_row layers[] = {
     {"tools/kvdump/*",
      {BASE, FORMAT, "kvstore/index/manifest.h", "kvstore/store/directory.h",
       "kvstore/tier/ssd_segment.h", "tools/*"}},
+    /* It saves through the store, with the engine's rows, without a daemon. */
+    {"tools/mkstate*", {BASE, FORMAT, "kvstore/store/store.h", "engine/engine.h", "tools/*"}},
     {"tools/*", {BASE, FORMAT, PROTO, "tools/*"}},
     {"tests/*", {"*"}},
 };

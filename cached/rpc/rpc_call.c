@@ -128,7 +128,7 @@ static void on_closed(struct rpc_tag *tag, bool ok)
     (void)ok;
     if (call->close_cancelled != 0 && !call->is_replied) {
         atomic_store(&call->req.cancelled, true);
-        if (call->is_posted) shard_poke(call->server->options.shard);
+        if (call->is_posted) shard_poke(atomic_load(&call->server->shard));
     }
     drop(call);
 }
@@ -423,18 +423,39 @@ static uint64_t deadline_ns(const struct rpc_call *call, uint64_t now_ns)
     return now_ns + KV_MIN(left, longest);
 }
 
+/* Before there is a shard: how far the start has come is all that can be told. */
+static void answer_starting(struct rpc_call *call)
+{
+    struct request *req = &call->req;
+    const struct rpc_server *server = call->server;
+    req->out.stats =
+        rpc_stats_starting(req->arena, atomic_load(&server->phase), atomic_load(&server->percent));
+    assert(req->out.stats != NULL); /* An empty arena has room for it. */
+    if (req->method != REQUEST_GET_STATS) {
+        request_fail(req, KV_REASON_STARTING, NULL, NULL, NULL, "The daemon is %s.",
+                     req->out.stats->health);
+        req->out.failure.retry_ms = RPC_RETRY_MS;
+    }
+    reply_now(call);
+}
+
 static void post(struct rpc_call *call)
 {
     struct request *req = &call->req;
     struct rpc_server *server = call->server;
+    struct shard *shard = atomic_load(&server->shard);
 
     if (req->method == REQUEST_GET_STATS) {
         call->snapshot = rpc_stats_snapshot(&server->stats, req->arena);
         assert(call->snapshot != NULL); /* An empty arena has room for it. */
     }
+    if (shard == NULL) {
+        answer_starting(call);
+        return;
+    }
     call->is_posted = true;
     server->stats.requests_inflight++;
-    const kv_status status = shard_post(server->options.shard, req);
+    const kv_status status = shard_post(shard, req);
     if (status == KV_OK) return; /* The shard's now. */
 
     call->is_posted = false;

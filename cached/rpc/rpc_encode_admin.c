@@ -125,6 +125,8 @@ static void fill_numbers(const struct request_stats *stats, pb_stats *m)
     m->window_tokens = stats->window_tokens;
     m->spare_tokens = stats->spare_tokens;
     m->vocab_tokens = stats->vocab_tokens;
+    m->start_phase = text(stats->start_phase);
+    m->start_percent = stats->start_percent;
 }
 
 const ProtobufCMessage *rpc_encode_stats(struct request *req, const struct rpc_about *about,

@@ -83,8 +83,11 @@ struct rpc_server {
     bool started;
     struct rpc_tag shutdown;
 
-    /* Written by rpc_server_stop(), read by the rpc thread. */
+    /* Written by other threads, read by the rpc thread. */
     _Atomic unsigned stops;
+    struct shard *_Atomic shard; /* NULL: not serving yet, */
+    const char *_Atomic phase;   /* but doing this, */
+    _Atomic uint32_t percent;    /* so far. */
 
     /* The rpc thread's. */
     struct rpc_call *calls; /* Accepted, not freed. */

@@ -175,6 +175,7 @@ kv_status rpc_server_create(const struct rpc_options *options, struct rpc_server
     struct rpc_server *server = calloc(1, sizeof(*server));
     if (server == NULL) return KV_FAIL(err, KV_NOMEM, "create the server");
     server->options = *options;
+    atomic_store(&server->phase, "starting");
     server->shutdown.run = on_shutdown;
 
     gpr_set_log_function(drop_grpc_log);
@@ -203,6 +204,17 @@ kv_status rpc_server_create(const struct rpc_options *options, struct rpc_server
 fail:
     rpc_server_destroy(server);
     return status;
+}
+
+void rpc_server_progress(struct rpc_server *server, const char *phase, uint32_t percent)
+{
+    atomic_store(&server->percent, percent);
+    atomic_store(&server->phase, phase);
+}
+
+void rpc_server_serve(struct rpc_server *server, struct shard *shard)
+{
+    atomic_store(&server->shard, shard);
 }
 
 int rpc_server_port(const struct rpc_server *server)

@@ -17,7 +17,6 @@ struct rpc_options {
     const char *listen; /* host:port; empty: none. */
     const struct auth *auth;
     struct kv_log *log;
-    struct shard *shard;
     struct kv_mailbox *shard_mailbox; /* For stream_msg. */
     struct rpc_about about;
     const struct rpc_setting *settings; /* GetConfig's answer. */
@@ -28,6 +27,12 @@ struct rpc_options {
  * no address of this machine.  Everything options points to outlives the server. */
 kv_status rpc_server_create(const struct rpc_options *options, struct rpc_server **ret_server,
                             struct kv_error *err) KV_MUST_CHECK;
+
+/* Any thread, until rpc_server_serve(): what the daemon does before it serves.  phase is static.
+ * Health says NOT_SERVING and GetStats how far it is; other calls are refused (STARTING). */
+void rpc_server_progress(struct rpc_server *server, const char *phase, uint32_t percent);
+/* Any thread, once: calls go to the shard from now on, which outlives the server's run. */
+void rpc_server_serve(struct rpc_server *server, struct shard *shard);
 
 /* Port of `listen`; 0 without one. */
 int rpc_server_port(const struct rpc_server *server);

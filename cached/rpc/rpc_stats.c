@@ -11,6 +11,7 @@
 
 #include <assert.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,4 +100,21 @@ struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats, struct kv
     snapshot->requests_inflight = stats->requests_inflight;
     snapshot->rss_bytes = rss_bytes();
     return snapshot;
+}
+
+struct request_stats *rpc_stats_starting(struct kv_arena *arena, const char *phase,
+                                         uint32_t percent)
+{
+    char health[96];
+    const int used =
+        snprintf(health, sizeof(health), "starting: %s, %" PRIu32 " %%", phase, percent);
+    struct request_stats *stats = kv_arena_alloc(arena, sizeof(*stats));
+    if (stats == NULL) return NULL;
+    *stats = (struct request_stats){
+        .arena = arena,
+        .health = kv_arena_strdup(arena, health, (size_t)used),
+        .start_phase = phase,
+        .start_percent = percent,
+    };
+    return stats;
 }

@@ -27,5 +27,9 @@ struct rpc_snapshot {
     uint64_t rss_bytes;
 };
 
+/* What GetStats can say before there is a shard.  phase is static.  NULL: as below. */
+struct request_stats *rpc_stats_starting(struct kv_arena *arena, const char *phase,
+                                         uint32_t percent);
+
 /* NULL: the arena is exhausted. */
 struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats, struct kv_arena *arena);

@@ -52,13 +52,12 @@ static bool plan_writes(struct shard *shard, struct live *live, struct commit *c
     return true;
 }
 
-static void remember_head(struct kv_session *session, struct kv_node *node, uint64_t now_ms)
+static void fall_back(struct kv_session *session, struct kv_node *node)
 {
     session->head = node;
     session->has_head = node != NULL;
     session->head_tokens = node == NULL ? 0 : node->tokens;
     if (node != NULL) session->head_id = node->id;
-    session->used_ms = now_ms;
 }
 
 /* Whoever has still to answer with this checkpoint says that it is not stored: the waiter, and a
@@ -96,7 +95,7 @@ static void commit_revert(struct commit *commit, bool free_space)
         struct kv_node *node = commit->nodes[i];
         assert(node->child == NULL);
         if (live != NULL && live->node == node) live_fall_back(live, node->parent);
-        if (session->head == node) remember_head(session, node->parent, session->used_ms);
+        if (session->head == node) fall_back(session, node->parent);
         forget_point(commit, node);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
@@ -196,15 +195,24 @@ static kv_status fill_pages(struct commit *commit)
 
 static kv_status fill_tree(struct commit *commit)
 {
-    kv_status status = kv_batch_session(commit->batch, commit->session);
+    struct kv_session *session = commit->session;
+    kv_status status = KV_OK;
     /* Its old record stays true; the new one shows the tree as it is. */
-    if (status == KV_OK && commit->shortened != NULL && commit->shortened->durable)
+    if (commit->shortened != NULL && commit->shortened->durable)
         status = kv_batch_node(commit->batch, commit->shortened);
     for (uint32_t i = 0; status == KV_OK && i < commit->node_count; i++)
         status = batch_path(commit, commit->nodes[i]);
     for (uint32_t i = 0; status == KV_OK && i < commit->found_count; i++)
         status = batch_path(commit, commit->found[i]);
-    return status;
+    /* Not before: a record of the session that a removal writes meanwhile must not name a head
+     * that has no record itself. */
+    if (session->head != NULL && kv_id_equal(session->head->id.bytes, commit->head_id.bytes)) {
+        session->has_head = true;
+        session->head_id = commit->head_id;
+        session->head_tokens = commit->head_tokens;
+        session->claimed_tokens = commit->claimed_tokens;
+    }
+    return status == KV_OK ? kv_batch_session(commit->batch, session) : status;
 }
 
 static void post_batch(struct commit *commit, kv_batch_done_fn *done)
@@ -403,6 +411,10 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     struct kv_error err = {0};
     *ret_reason = KV_REASON_NONE;
     assert(count > 0 && session->commits == 0);
+    if (session->unreadable) {
+        *ret_reason = KV_REASON_SESSION_UNREADABLE;
+        return NULL;
+    }
 
     struct commit_pages touched = {.first = 0, .count = live->page_count};
     /* Only now a position of this history; else one of whoever had the slot before. */
@@ -432,8 +444,11 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
         *ret_reason = KV_REASON_INDEX_FULL;
         goto forget;
     }
-    remember_head(session, live->node, kv_store_now_ms(store));
-    session->claimed_tokens = live->state.tokens;
+    session->head = live->node;
+    session->used_ms = kv_store_now_ms(store);
+    commit->head_id = live->node->id;
+    commit->head_tokens = live->node->tokens;
+    commit->claimed_tokens = live->state.tokens;
     commit->next = shard->commits;
     shard->commits = commit;
     session->commits++;

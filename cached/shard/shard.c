@@ -230,11 +230,13 @@ static void tick_health(struct shard *shard)
     if (shard->store->recovery.lost_batches > 0)
         health = "acknowledged records were lost before this start: see records_lost in the log";
     if (evict_health(shard) != NULL) health = evict_health(shard);
+    if (shard->store->counters.unreadable_trees > 0)
+        health = "records of some sessions cannot be read: see tree_unreadable in the log";
     if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
     if (worker_model_lost(shard->options.worker))
-        health = "a file of the model has become shorter while in use";
+        health = "a file of the model is gone or was changed while in use";
     atomic_store(&shard->health, health);
 }
 

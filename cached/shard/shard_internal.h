@@ -109,8 +109,10 @@ struct commit {
     uint32_t node_count;
     struct kv_node *found[KV_STOPS_MAX + 1]; /* Stood there already, and have no record yet. */
     uint32_t found_count;
-    struct kv_node *shortened; /* Its edge was cut for this commit. */
-    struct kv_write *write;    /* NULL: nothing to write. */
+    struct kv_node *shortened;       /* Its edge was cut for this commit. */
+    struct kv_checkpoint_id head_id; /* Of the session, once its record is written. */
+    uint32_t head_tokens, claimed_tokens;
+    struct kv_write *write; /* NULL: nothing to write. */
     struct kv_batch *batch;
     struct flow *waiter;    /* Told when done; NULL: nobody waits. */
     enum kv_reason refusal; /* Of one that fails: what whoever asked is told. */

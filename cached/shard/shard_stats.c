@@ -148,6 +148,8 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Synced writes that served them.");
     add(stats, "cached_lost_batches", NULL, (double)shard->store->recovery.lost_batches,
         "Batches of acknowledged records that this start did not find any more.");
+    add(stats, "cached_unreadable_sessions", NULL, (double)store->unreadable_trees,
+        "Sessions whose records could not be read since the start; they take no saves.");
     add(stats, "cached_notes_total", "result=\"ok\"", (double)(store->notes - store->notes_failed),
         "Writes of the file acknowledged.");
     add(stats, "cached_notes_total", "result=\"failed\"", (double)store->notes_failed,
@@ -193,6 +195,38 @@ static void fill_space(struct shard *shard, struct request_stats *stats)
         "What the SSD tier may hold now: ssd.bytes, or less where its file system has less.");
     add(stats, "cached_ssd_file_bytes", NULL, (double)ssd.bytes_files,
         "Size of all segment files.");
+}
+
+/* What the start found; the same until the next one. */
+static void fill_recovery(const struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_store_recovery *recovery = &shard->store->recovery;
+    const struct {
+        const char *label;
+        uint64_t value;
+    } found[] =
+        {
+            {"what=\"checkpoints\"", recovery->checkpoints},
+            {"what=\"sessions\"", recovery->sessions},
+            {"what=\"bytes\"", recovery->bytes},
+        },
+      dropped[] = {
+          {"what=\"checkpoints\",cause=\"place_gone\"", recovery->dropped_lost},
+          {"what=\"checkpoints\",cause=\"record_damaged\"", recovery->dropped_damaged},
+          {"what=\"checkpoints\",cause=\"session_unknown\"", recovery->dropped_orphans},
+          {"what=\"sessions\",cause=\"record_damaged\"", recovery->dropped_sessions},
+          {"what=\"bytes\",cause=\"place_gone\"", recovery->dropped_bytes},
+      };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(found); i++)
+        add(stats, "cached_start_recovered", found[i].label, (double)found[i].value,
+            "Found at this start.");
+    for (size_t i = 0; i < KV_ARRAY_COUNT(dropped); i++)
+        add(stats, "cached_start_dropped", dropped[i].label, (double)dropped[i].value,
+            "Lost at this start.");
+    add(stats, "cached_start_seconds", NULL, (double)recovery->duration_ns / 1e9,
+        "Reading of records at this start.");
+    add(stats, "cached_start_trees_read", NULL, recovery->scan_why != NULL,
+        "1: this start had to read all trees; its line `recovered` in the log says why.");
 }
 
 static double ratio(double part, double whole)
@@ -323,6 +357,7 @@ void flow_get_stats(struct flow *flow)
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
     fill_space(flow->shard, stats);
+    fill_recovery(flow->shard, stats);
     fill_engine(flow->shard, stats);
     fill_latencies(flow->shard, stats);
     flow->req->out.stats = stats;

@@ -43,7 +43,6 @@ void sweep_session(struct shard *shard, struct kv_session *session)
 {
     live_release(shard, session->live);
     kv_store_drop_expired(shard->store, session);
-    session->recorded_nodes = session->node_count;
     /* What was used later than the session's record says keeps it from being due again. */
     for (const struct kv_node *node = session->roots; node != NULL; node = node->sibling)
         session->used_ms = KV_MAX(session->used_ms, node->used_ms);
@@ -84,10 +83,12 @@ static void pass_done(struct shard *shard)
     while (flow != NULL) {
         struct flow *next = flow->next_waiter;
         struct kv_batch *batch = kv_batch_create(shard->store);
-        if (batch == NULL)
+        if (batch == NULL) {
             flow->wake(flow);
-        else
+        } else {
+            kv_batch_barrier(batch);
             kv_batch_post(batch, swept, flow);
+        }
         flow = next;
     }
 }

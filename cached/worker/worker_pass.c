@@ -147,14 +147,13 @@ static void cancel_jobs(struct worker *worker)
     }
 }
 
-/* Weights that are gone give wrong numbers: nothing computed with them leaves the worker. */
-static void lose_jobs(struct worker *worker, const char *file_name)
+/* Weights that are gone or changed give wrong numbers: nothing computed with them leaves the
+ * worker. */
+static void lose_jobs(struct worker *worker, const struct kv_error *err)
 {
     if (!atomic_exchange(&worker->model_lost, true))
         kv_log(worker->log, KV_LOG_ERROR, "model_lost",
-               "text=\"'%s' has become shorter or unreadable while in use; restart with a whole "
-               "one\"",
-               file_name);
+               "text=\"%s; restart with a whole model\"", err->text);
     for (uint32_t i = 0; i < worker->slot_count; i++)
         if (worker->slots[i].job != NULL) job_lose(worker, worker->slots[i].job);
 }
@@ -193,9 +192,9 @@ void worker_pass(struct worker *worker)
     assert(count > 0);
     eng_pass(worker->model, worker->pieces, count);
     count_pass(worker, &sums, kv_clock_stopwatch_ns() - begun_ns);
-    const char *lost = eng_model_lost(worker->model);
-    if (lost != NULL) {
-        lose_jobs(worker, lost);
+    struct kv_error err;
+    if (eng_model_check(worker->model, &err) != KV_OK) {
+        lose_jobs(worker, &err);
         return;
     }
 

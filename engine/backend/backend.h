@@ -52,7 +52,6 @@ struct eng_backend_ops {
     void (*close)(struct eng_model *model);
     const char *(*family)(const struct eng_model *model);
     const char *(*isa)(const struct eng_model *model);
-    const char *(*lost)(const struct eng_model *model); /* eng_model_lost(); NULL: never. */
     /* eng_model_check(); NULL: there are no files. */
     kv_status (*check)(const struct eng_model *model, struct kv_error *err);
     uint64_t (*engram_rows)(const struct eng_model *model); /* Any thread; NULL: none. */

@@ -80,12 +80,6 @@ static const char *cpu_isa(const struct eng_model *model)
     return eng_isa_name(own->compute.isa);
 }
 
-static const char *cpu_lost(const struct eng_model *model)
-{
-    const struct cpu_model *own = model->backend;
-    return eng_checkpoint_lost(own->checkpoint);
-}
-
 static kv_status cpu_check(const struct eng_model *model, struct kv_error *err)
 {
     const struct cpu_model *own = model->backend;
@@ -354,7 +348,6 @@ const struct eng_backend_ops eng_backend_cpu = {
     .close = cpu_close,
     .family = cpu_family,
     .isa = cpu_isa,
-    .lost = cpu_lost,
     .check = cpu_check,
     .engram_rows = cpu_engram_rows,
     .session_bytes = cpu_session_bytes,

@@ -444,15 +444,6 @@ struct kv_digest eng_checkpoint_config_digest(const struct eng_checkpoint *check
     return checkpoint->config_digest;
 }
 
-const char *eng_checkpoint_lost(const struct eng_checkpoint *checkpoint)
-{
-    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
-        const struct eng_mapping *mapping = eng_safetensors_mapping(checkpoint->shards[i].file);
-        if (eng_mapping_lost(mapping)) return mapping->path;
-    }
-    return NULL;
-}
-
 kv_status eng_checkpoint_check(const struct eng_checkpoint *checkpoint, struct kv_error *err)
 {
     for (uint32_t i = 0; i < checkpoint->shard_count; i++) {

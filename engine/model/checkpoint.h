@@ -77,10 +77,8 @@ uint32_t eng_checkpoint_shard_count(const struct eng_checkpoint *checkpoint);
 struct kv_digest eng_checkpoint_digest(const struct eng_checkpoint *checkpoint);
 struct kv_digest eng_checkpoint_config_digest(const struct eng_checkpoint *checkpoint);
 
-/* The file of which a page was missing: nothing computed since can be believed.  NULL: none.
- * Cheap. */
-const char *eng_checkpoint_lost(const struct eng_checkpoint *checkpoint);
-/* KV_IO, with the file, when that is so or a file has another size or time than at opening. */
+/* KV_IO, with the file: it has another size or time than at opening, or a page of it was missing;
+ * nothing computed since can be believed. */
 kv_status eng_checkpoint_check(const struct eng_checkpoint *checkpoint,
                                struct kv_error *err) KV_MUST_CHECK;
 

@@ -14,6 +14,8 @@
  *            108 u32 each replay, u64 each page uid, crc
  *   page     0 version, 1 u64 uid, 9 u32 ssd_page, 13 u64 generation, 21 u32 position,
  *            25 u32 count, 29 u64 tag, 37 crc
+ *   segment  0 version, 1 u8 state, 2 u64 used_ms, 10 u32 pages, 14 a bit for each page, crc
+ *   doubt    0 version, 1 crc
  *
  * A value has one encoding: a length follows from its contents, absent ids are zeros, flags are 0
  * or 1, and a decoder refuses anything else.  The checksum is compared before any field is read.
@@ -36,6 +38,8 @@ enum {
     SESSION_FIXED = 81,
     NODE_FIXED = 108,
     PAGE_BYTES = 37,
+    SEGMENT_FIXED = 14,
+    DOUBT_BYTES = 1,
 };
 
 _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
@@ -44,6 +48,7 @@ _Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, 
 _Static_assert(SESSION_FIXED + 2 * KV_SESSION_NAME_MAX + CRC_BYTES <= KV_RECORD_SESSION_MAX,
                "a session fits");
 _Static_assert(PAGE_BYTES + CRC_BYTES <= KV_RECORD_PAGE_MAX, "a page record fits");
+_Static_assert(DOUBT_BYTES + CRC_BYTES == KV_RECORD_DOUBT_BYTES, "a doubt fits");
 _Static_assert(KV_SESSION_NAME_MAX <= UINT8_MAX && KV_USER_NAME_MAX <= UINT8_MAX,
                "name lengths are bytes");
 
@@ -328,6 +333,59 @@ kv_status kv_record_page_decode(const uint8_t *value, uint32_t bytes,
     return KV_OK;
 }
 
+uint32_t kv_record_segment_bits(uint32_t pages)
+{
+    return pages / 8 + (pages % 8 != 0);
+}
+
+uint32_t kv_record_segment_bytes(uint32_t pages)
+{
+    return SEGMENT_FIXED + kv_record_segment_bits(pages) + CRC_BYTES;
+}
+
+/* The bits behind the last page are zeros. */
+static bool is_end_clear(const uint8_t *bits, uint32_t pages)
+{
+    return pages % 8 == 0 || bits[pages / 8] >> (pages % 8) == 0;
+}
+
+uint32_t kv_record_segment_encode(const struct kv_record_segment *record, uint8_t *buf)
+{
+    const uint32_t bits_bytes = kv_record_segment_bits(record->pages);
+    assert(record->pages > 0 && is_end_clear(record->bits, record->pages));
+    buf[0] = RECORD_VERSION;
+    buf[1] = record->state;
+    kv_store64(buf + 2, record->used_ms);
+    kv_store32(buf + 10, record->pages);
+    memcpy(buf + SEGMENT_FIXED, record->bits, bits_bytes);
+    return seal(buf, SEGMENT_FIXED + bits_bytes);
+}
+
+kv_status kv_record_segment_decode(const uint8_t *value, uint32_t bytes,
+                                   struct kv_record_segment *ret_record)
+{
+    if (!is_sound(value, bytes, SEGMENT_FIXED)) return KV_CORRUPT;
+    const struct kv_record_segment record = {
+        .state = value[1],
+        .used_ms = kv_load64(value + 2),
+        .pages = kv_load32(value + 10),
+        .bits = value + SEGMENT_FIXED,
+    };
+    if (record.state != KV_SEGMENT_OPEN && record.state != KV_SEGMENT_SEALED) return KV_CORRUPT;
+    if (record.pages == 0) return KV_CORRUPT;
+    if (bytes != (uint64_t)SEGMENT_FIXED + kv_record_segment_bits(record.pages) + CRC_BYTES)
+        return KV_CORRUPT;
+    if (!is_end_clear(record.bits, record.pages)) return KV_CORRUPT;
+    *ret_record = record;
+    return KV_OK;
+}
+
+uint32_t kv_record_doubt_encode(uint8_t *buf)
+{
+    buf[0] = RECORD_VERSION;
+    return seal(buf, DOUBT_BYTES);
+}
+
 uint32_t kv_key_store(uint8_t key[KV_RECORD_KEY_MAX])
 {
     key[0] = 'M';
@@ -345,6 +403,27 @@ uint32_t kv_key_commit(uint8_t key[KV_RECORD_KEY_MAX])
 {
     key[0] = 'C';
     return 1;
+}
+
+uint32_t kv_key_doubt(uint8_t key[KV_RECORD_KEY_MAX])
+{
+    key[0] = 'G';
+    return 1;
+}
+
+uint32_t kv_key_segment(uint32_t number, uint8_t key[KV_RECORD_KEY_MAX])
+{
+    uint32_t bytes = kv_key_doubt(key);
+    for (int shift = 24; shift >= 0; shift -= 8)
+        key[bytes++] = (uint8_t)(number >> shift);
+    return bytes;
+}
+
+bool kv_key_segment_parse(const uint8_t *key, uint32_t key_bytes, uint32_t *ret_number)
+{
+    if (key_bytes != 5 || key[0] != 'G') return false;
+    *ret_number = (uint32_t)key[1] << 24 | (uint32_t)key[2] << 16 | (uint32_t)key[3] << 8 | key[4];
+    return true;
 }
 
 uint32_t kv_key_user(const struct kv_user_id *user, uint8_t key[KV_RECORD_KEY_MAX])

@@ -11,6 +11,8 @@
  *   "S" session(16)                      session
  *   "T" session(16) "N" checkpoint(16)   node of that session's tree
  *   "T" session(16) "P" page uid u64 BE  page of that tree
+ *   "G" segment u32 BE                   segment: which of its pages the records above name
+ *   "G"                                  doubt: those are to be counted again at the next start
  */
 
 #include "kvstore/base/digest.h"
@@ -79,13 +81,27 @@ struct kv_record_page {
     uint64_t tag; /* First 8 B of the chain digest at the page's start. */
 };
 
+enum kv_segment_state { KV_SEGMENT_OPEN = 1, KV_SEGMENT_SEALED = 2 };
+
+struct kv_record_segment {
+    uint8_t state;    /* enum kv_segment_state */
+    uint64_t used_ms; /* No checkpoint that needs a page of it was used later. */
+    uint32_t pages;   /* Of every segment of the directory. */
+    /* Bit i % 8 of byte i / 8: a page record names page i.  kv_record_segment_bits(pages) bytes;
+     * borrowed from the value on decode. */
+    const uint8_t *bits;
+};
+
 /* Encoders write into buf (size *_MAX or the given function) and return the length. */
 #define KV_RECORD_STORE_MAX 128u
 #define KV_RECORD_COMMIT_BYTES 13u
 #define KV_RECORD_USER_MAX 256u
 #define KV_RECORD_SESSION_MAX 512u
 #define KV_RECORD_PAGE_MAX 64u
+#define KV_RECORD_DOUBT_BYTES 5u
 uint32_t kv_record_node_max(uint32_t page_count);
+uint32_t kv_record_segment_bits(uint32_t pages);
+uint32_t kv_record_segment_bytes(uint32_t pages); /* Exactly. */
 
 uint32_t kv_record_store_encode(const struct kv_record_store *record, uint8_t *buf);
 uint32_t kv_record_commit_encode(const struct kv_record_commit *record, uint8_t *buf);
@@ -93,6 +109,8 @@ uint32_t kv_record_user_encode(const struct kv_record_user *record, uint8_t *buf
 uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_t *buf);
 uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf);
 uint32_t kv_record_page_encode(const struct kv_record_page *record, uint8_t *buf);
+uint32_t kv_record_segment_encode(const struct kv_record_segment *record, uint8_t *buf);
+uint32_t kv_record_doubt_encode(uint8_t *buf);
 
 /* KV_CORRUPT: length, version, checksum or a bound is wrong. */
 kv_status kv_record_store_decode(const uint8_t *value, uint32_t bytes,
@@ -107,10 +125,16 @@ kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
                                 struct kv_record_node *ret_record) KV_MUST_CHECK;
 kv_status kv_record_page_decode(const uint8_t *value, uint32_t bytes,
                                 struct kv_record_page *ret_record) KV_MUST_CHECK;
+kv_status kv_record_segment_decode(const uint8_t *value, uint32_t bytes,
+                                   struct kv_record_segment *ret_record) KV_MUST_CHECK;
 
 /* Keys; return the length. */
 uint32_t kv_key_store(uint8_t key[KV_RECORD_KEY_MAX]);
 uint32_t kv_key_commit(uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_doubt(uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_segment(uint32_t number, uint8_t key[KV_RECORD_KEY_MAX]);
+/* False: the key of another kind of record. */
+bool kv_key_segment_parse(const uint8_t *key, uint32_t key_bytes, uint32_t *ret_number);
 uint32_t kv_key_user(const struct kv_user_id *user, uint8_t key[KV_RECORD_KEY_MAX]);
 uint32_t kv_key_session(const struct kv_session_id *session, uint8_t key[KV_RECORD_KEY_MAX]);
 uint32_t kv_key_tree(const struct kv_session_id *session, uint8_t key[KV_RECORD_KEY_MAX]);

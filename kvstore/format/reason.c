@@ -164,6 +164,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(SESSION_UNREADABLE, FAILED_PRECONDITION,
+           "The records of this session's checkpoints cannot be read, so nothing of it is used and "
+           "nothing is saved to it.",
+           "Go on in a new session; the operator finds the cause in the log (tree_unreadable)."),
     REASON(INDEX_FULL, RESOURCE_EXHAUSTED, "The index holds no more checkpoints or sessions.",
            "Raise index.ram, or let old sessions expire."),
     REASON(QUEUE_FULL, RESOURCE_EXHAUSTED,
@@ -186,6 +190,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Call again, every call may be repeated; or allow more time."),
     REASON(CANCELLED, CANCELLED, "The caller went away or the session was closed meanwhile.",
            "Call again if the answer is still wanted."),
+    REASON(STARTING, UNAVAILABLE,
+           "The daemon is still reading what its state directory holds; nothing can be asked of it "
+           "yet but its health, its statistics and its configuration.",
+           "Try again when the health service says SERVING; cachectl status shows how far it is."),
     REASON(SHUTTING_DOWN, UNAVAILABLE, "The daemon is stopping.",
            "Call again when it is back; stored checkpoints stay."),
     REASON(NOT_IMPLEMENTED, UNIMPLEMENTED, "This version of the daemon does not have that yet.",
@@ -201,7 +209,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "A step of the clock is 1 ms to 365 days, and its time ends with the year 2099.",
            "Move the clock in several steps."),
     REASON(MODEL_LOST, UNAVAILABLE,
-           "A file of the model became shorter or unreadable while the daemon used it: nothing "
+           "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",
            "The log names the file: put a whole model in place and restart the daemon."),
     REASON(INTERNAL, INTERNAL, "The daemon met a state it should never reach.",

@@ -27,7 +27,7 @@
     /* failures: transport and identity */                                                         \
     X(MESSAGE_MALFORMED) X(MESSAGE_TOO_LARGE) X(TOKEN_MISSING) X(TOKEN_UNKNOWN) X(ROLE_DENIED)     \
     X(DEADLINE) X(CANCELLED) X(SHUTTING_DOWN) X(NOT_IMPLEMENTED) X(UNKNOWN_METHOD)                 \
-    X(UNKNOWN_SERVICE)                                                                             \
+    X(UNKNOWN_SERVICE) X(STARTING) X(SESSION_UNREADABLE)                                           \
     X(CLOCK_NOT_VIRTUAL) X(CLOCK_STEP_INVALID) X(MODEL_LOST) X(INTERNAL)
 
 enum kv_reason {

@@ -30,8 +30,9 @@
 #define KV_SUPERBLOCK_COPY_BYTES 4096u
 #define KV_SUPERBLOCK_BYTES (2u * KV_SUPERBLOCK_COPY_BYTES)
 
-/* Bits of `features` that this build knows: none is given out yet. */
-#define KV_FEATURES_KNOWN 0ull
+/* Bits of `features` that this build knows. */
+#define KV_FEATURE_SEGMENTS 1ull /* Segment records: a start reads no trees. */
+#define KV_FEATURES_KNOWN KV_FEATURE_SEGMENTS
 
 struct kv_superblock {
     struct kv_directory_id id;

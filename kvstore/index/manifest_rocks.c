@@ -13,8 +13,9 @@
  * tables that do not hold the write that failed.  It is kept from meeting one.  RocksDB reserves
  * the blocks of a log for as many records as it keeps in memory, so on a full file system the
  * writer goes on until a new log and a table are near, then refuses, before anything is written,
- * until there is room for both.  Deletions have the last part of the log: they make room, of the
- * SSD tier.
+ * until there is room for both.  Before that it says so (no_room), and has the last part of the log
+ * for deletions.  After a refusal it refuses all that follows, because that was made by somebody
+ * who does not know of it, until a batch resumes.
  */
 
 #include "kvstore/index/manifest.h"
@@ -48,9 +49,9 @@
 #define ROOM_MIN (1ull << 20)
 #define ROOM_MAX (4ull * WRITE_BUFFER_BYTES)
 /* Records in memory up to which no table is near.  RocksDB takes blocks of an eighth, and begins a
- * table when the eighth one is nearly full: five for all, two more for deletions. */
-#define MEMORY_MAX (WRITE_BUFFER_BYTES / 16 * 11)
-#define MEMORY_MAX_DELETING (WRITE_BUFFER_BYTES / 16 * 15)
+ * table when the eighth one is nearly full: after five no_room, after seven nothing. */
+#define MEMORY_MANY (WRITE_BUFFER_BYTES / 16 * 11)
+#define MEMORY_MAX (WRITE_BUFFER_BYTES / 16 * 15)
 #define NO_SPACE_TEXT "No space left on device"
 #define TRY_AGAIN_NS 1000000000ull /* After RocksDB met a full file system all the same. */
 
@@ -80,6 +81,7 @@ struct rocks {
     _Atomic uint64_t sync_count;
     _Atomic uint64_t record_count;
     _Atomic bool failed;
+    _Atomic bool stopped;
     _Atomic uint64_t full_ns; /* When RocksDB last met a full file system; 0: it writes again. */
     char *dir;
 };
@@ -114,26 +116,22 @@ static kv_status fail_open(struct kv_error *err, const char *dir, char *text)
 
 /* ---- writing ---- */
 
-/* True: some are deletions. */
-static bool batch_add(rocksdb_writebatch_t *group, const struct kv_manifest_put *puts,
+static void batch_add(rocksdb_writebatch_t *group, const struct kv_manifest_put *puts,
                       uint32_t put_count)
 {
-    bool deletes = false;
     for (uint32_t i = 0; i < put_count; i++) {
         const char *key = (const char *)puts[i].key;
         if (puts[i].value == NULL) {
             rocksdb_writebatch_delete(group, key, puts[i].key_bytes);
-            deletes = true;
         } else {
             rocksdb_writebatch_put(group, key, puts[i].key_bytes, (const char *)puts[i].value,
                                    puts[i].value_bytes);
         }
     }
-    return deletes;
 }
 
 /* Any thread. */
-static bool has_room(struct rocks *rocks, bool deletes)
+static bool has_room(struct rocks *rocks, uint64_t memory_max)
 {
     const uint64_t full_ns = atomic_load(&rocks->full_ns);
     uint64_t in_memory = 0;
@@ -146,16 +144,17 @@ static bool has_room(struct rocks *rocks, bool deletes)
     if (full_ns != 0) return false;
     if (rocksdb_property_int(rocks->db, "rocksdb.cur-size-active-mem-table", &in_memory) != 0)
         return false;
-    return in_memory <= (deletes ? MEMORY_MAX_DELETING : MEMORY_MAX);
+    return in_memory <= memory_max;
 }
 
-static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, bool deletes,
-                             struct kv_error *err)
+static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, struct kv_error *err)
 {
     if (atomic_load(&rocks->failed))
         return KV_FAIL(err, KV_IO, "the manifest failed before; restart to go on");
-    if (!has_room(rocks, deletes))
+    if (!has_room(rocks, MEMORY_MAX)) {
+        atomic_store(&rocks->stopped, true);
         return KV_FAIL(err, KV_BUSY, "the file system of '%s' is full", rocks->dir);
+    }
     char *text = NULL;
     rocksdb_write(rocks->db, rocks->write_options, group, &text);
     atomic_fetch_add(&rocks->sync_count, 1);
@@ -163,6 +162,7 @@ static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, b
         atomic_store(&rocks->full_ns, 0);
         return KV_OK;
     }
+    atomic_store(&rocks->stopped, true);
     if (strstr(text, NO_SPACE_TEXT) != NULL)
         atomic_store(&rocks->full_ns, kv_clock_stopwatch_ns());
     else
@@ -171,24 +171,46 @@ static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, b
     return KV_IO; /* Written or not: only the next start knows. */
 }
 
+static void batch_answer(struct kv_manifest_batch *batch, kv_status status)
+{
+    batch->status = status;
+    kv_mailbox_post(batch->reply, &batch->msg); /* The owner's from here on. */
+}
+
+/* Those before one that resumes know nothing of what failed.  NULL: all of them. */
+static struct kv_manifest_batch *refuse_unknowing(struct rocks *rocks,
+                                                  struct kv_manifest_batch *first)
+{
+    while (first != NULL && atomic_load(&rocks->stopped) && !atomic_load(&rocks->failed)) {
+        struct kv_manifest_batch *next = first->next;
+        if (first->resumes) {
+            atomic_store(&rocks->stopped, false);
+            break;
+        }
+        batch_answer(first, KV_BUSY);
+        first = next;
+    }
+    return first;
+}
+
 static void batches_serve(struct rocks *rocks, struct kv_manifest_batch *first)
 {
+    first = refuse_unknowing(rocks, first);
+    if (first == NULL) return;
     rocksdb_writebatch_t *group = rocksdb_writebatch_create();
     uint64_t records = 0;
-    bool deletes = false;
     for (const struct kv_manifest_batch *batch = first; batch != NULL; batch = batch->next) {
-        deletes |= batch_add(group, batch->puts, batch->put_count);
+        batch_add(group, batch->puts, batch->put_count);
         records += batch->put_count;
         atomic_fetch_add(&rocks->batch_count, 1);
     }
-    const kv_status status = group_write(rocks, group, deletes, NULL);
+    const kv_status status = group_write(rocks, group, NULL);
     if (status == KV_OK) atomic_fetch_add(&rocks->record_count, records);
     rocksdb_writebatch_destroy(group);
 
     while (first != NULL) {
         struct kv_manifest_batch *next = first->next;
-        first->status = status;
-        kv_mailbox_post(first->reply, &first->msg); /* The owner's from here on. */
+        batch_answer(first, status);
         first = next;
     }
 }
@@ -234,9 +256,9 @@ static kv_status rocks_write_now(struct kv_manifest *manifest, const struct kv_m
 {
     struct rocks *rocks = rocks_of(manifest);
     rocksdb_writebatch_t *group = rocksdb_writebatch_create();
-    const bool deletes = batch_add(group, puts, put_count);
+    batch_add(group, puts, put_count);
     atomic_fetch_add(&rocks->batch_count, 1);
-    const kv_status status = group_write(rocks, group, deletes, err);
+    const kv_status status = group_write(rocks, group, err);
     if (status == KV_OK) atomic_fetch_add(&rocks->record_count, put_count);
     rocksdb_writebatch_destroy(group);
     return status;
@@ -423,12 +445,15 @@ static void rocks_close(struct kv_manifest *manifest)
 static struct kv_manifest_stats rocks_stats(struct kv_manifest *manifest)
 {
     struct rocks *rocks = rocks_of(manifest);
+    const bool stopped = atomic_load(&rocks->stopped);
+    const bool room = has_room(rocks, MEMORY_MANY);
     return (struct kv_manifest_stats){
         .batches = atomic_load(&rocks->batch_count),
         .syncs = atomic_load(&rocks->sync_count),
         .records = atomic_load(&rocks->record_count),
         .failed = atomic_load(&rocks->failed),
-        .no_room = !has_room(rocks, false),
+        .no_room = stopped || !room,
+        .may_resume = stopped && room && !atomic_load(&rocks->failed),
     };
 }
 

@@ -327,6 +327,13 @@ uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t be
     return count;
 }
 
+void kv_index_node_recorded(struct kv_node *node)
+{
+    if (node->recorded) return;
+    node->recorded = true;
+    node->session->recorded_nodes++;
+}
+
 void kv_index_node_remove(struct kv_index *index, struct kv_node *node)
 {
     assert(node->used && node->child == NULL);
@@ -337,6 +344,7 @@ void kv_index_node_remove(struct kv_index *index, struct kv_node *node)
         link = &(*link)->sibling;
     *link = node->sibling;
     session->node_count--;
+    if (node->recorded) session->recorded_nodes--;
     if (session->head == node) session->head = node->parent;
     for (uint32_t i = 0; i < node->page_count; i++)
         kv_index_page_unref(index, node->pages[i]);

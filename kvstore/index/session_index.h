@@ -69,6 +69,7 @@ struct kv_node {
     uint32_t replay_total; /* Of the whole path. */
     uint32_t approx_from;  /* First H of the whole path; UINT32_MAX: the rows are exact. */
     uint8_t kind;
+    bool recorded; /* Counted in the session's recorded_nodes. */
     bool durable;
     bool foreign; /* Of another model: never matched. */
     bool used;
@@ -83,8 +84,8 @@ struct kv_session {
     uint64_t created_ms, used_ms, ttl_ms, epoch;
     struct kv_checkpoint_id head_id; /* As recorded; resolved to head when the tree is loaded. */
     bool has_head;
-    uint32_t head_tokens; /* As recorded, like the next: for lists while not loaded. */
-    uint32_t recorded_nodes;
+    uint32_t head_tokens;    /* As recorded, like the next: for lists while not loaded. */
+    uint32_t recorded_nodes; /* That records name, or batches posted or being filled. */
     uint32_t pages; /* Of its tree; while that is not loaded as it last was, and before the first
                        load what the position of the head says. */
     uint32_t claimed_tokens; /* Where the caller of the last save was told the head is. */
@@ -95,6 +96,7 @@ struct kv_session {
     struct kv_node *roots; /* Children of position 0. */
     struct kv_node *head;  /* Deepest checkpoint of the head's branch; NULL: position 0. */
     uint32_t node_count;
+    bool unreadable; /* Loaded, and its records cannot be read: nothing of it is used or saved. */
     enum kv_reason last_loss; /* Why the last thing was removed; NONE. */
     /* For the shard. */
     void *live;     /* struct live, or NULL. */
@@ -154,6 +156,8 @@ void kv_index_node_mark(struct kv_node *node, const uint32_t *replays, uint32_t 
  * are; at most max are written. */
 uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t below, uint32_t *out,
                           uint32_t max);
+/* A record names it, or will with the batch that is being filled. */
+void kv_index_node_recorded(struct kv_node *node);
 /* Unlinks and frees a leaf (asserted); drops its page references. */
 void kv_index_node_remove(struct kv_index *index, struct kv_node *node);
 struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_checkpoint_id *id);

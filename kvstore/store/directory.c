@@ -4,7 +4,8 @@
  * It comes first: written under another name, synced, renamed and the directory synced, before the
  * manifest and the first segment are made.  So a directory that has those and no superblock is not
  * a new one interrupted by a crash; it is of the layout before version 1.  After that the file
- * changes only when a copy of it was damaged, or while there is no segment yet.
+ * changes only when a copy of it was damaged, while there is no segment yet, or when the directory
+ * gets a feature.
  */
 
 #include "kvstore/store/directory.h"
@@ -318,5 +319,15 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
     }
     if (same != KV_OK || damaged > 0) status = write_file(disk, dir, &superblock, err);
     if (status == KV_OK) *ret_superblock = superblock;
+    return status;
+}
+
+kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,
+                                   struct kv_superblock *superblock, struct kv_error *err)
+{
+    struct kv_superblock next = *superblock;
+    next.features |= feature;
+    const kv_status status = write_file(disk, dir, &next, err);
+    if (status == KV_OK) *superblock = next;
     return status;
 }

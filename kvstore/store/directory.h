@@ -20,3 +20,9 @@ kv_status kv_directory_read(struct kv_disk *disk, const char *dir,
 kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct kv_superblock *want,
                             struct kv_superblock *ret_superblock,
                             struct kv_error *err) KV_MUST_CHECK;
+
+/* Adds a bit of `features` to the superblock, durable when it returns KV_OK; after another status
+ * it may have the bit or not.  *superblock: as on disk, and is changed with it. */
+kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,
+                                   struct kv_superblock *superblock,
+                                   struct kv_error *err) KV_MUST_CHECK;

@@ -41,18 +41,29 @@ struct kv_store_options {
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
     uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
-    enum kv_plant plant;   /* Test builds: a bug to be found. */
+    /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
+    void (*progress)(void *context, const char *phase, uint32_t percent);
+    void *progress_context;
+    enum kv_plant plant; /* Test builds: a bug to be found. */
 };
 
+/* What a start found.  dropped is the sum of the three below it. */
 struct kv_store_recovery {
     uint64_t checkpoints, dropped, sessions, pages, bytes;
+    uint64_t dropped_lost;    /* A page of theirs is gone, with its file or behind its end. */
+    uint64_t dropped_damaged; /* Their record is damaged. */
+    uint64_t dropped_orphans; /* Their session has no record; these are kept, and not served. */
+    uint64_t dropped_sessions;
+    uint64_t dropped_pages, dropped_bytes;
+    const char *scan_why;  /* Why all trees were read; NULL: they were not. */
     uint64_t lost_batches; /* Acknowledged before this start, and not in the manifest any more. */
     uint64_t duration_ns;
 };
 
 struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
-    uint64_t unread_pages; /* Reads that failed; the pages stay. */
+    uint64_t unreadable_trees; /* Since the start. */
+    uint64_t unread_pages;     /* Reads that failed; the pages stay. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
     uint64_t moved_pages;         /* By compaction. */
@@ -76,12 +87,14 @@ struct kv_store {
     uint64_t generation;                /* Last one given out. */
     uint64_t touch_seq;                 /* For LRU of loaded sessions. */
     uint64_t commit;                    /* Number of the last batch posted. */
+    struct kv_segments *segments;       /* segments.h */
     struct kv_note *note;               /* store_note.c; NULL: nothing can be noted. */
     struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
+    bool must_resume;                   /* A batch failed on a full file system. */
     uint32_t freeing;                   /* SSD pages that are free when their batch is durable. */
     enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */
     bool unloading;                     /* Pages that go now leave memory only. */
@@ -114,10 +127,11 @@ typedef void kv_batch_done_fn(void *context, kv_status status);
 
 struct kv_batch *kv_batch_create(struct kv_store *store); /* NULL: out of memory. */
 void kv_batch_discard(struct kv_batch *batch);
+/* As it is now: after the session's nodes, if some are in the same batch. */
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session) KV_MUST_CHECK;
 kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
                         const char *name) KV_MUST_CHECK;
-kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node) KV_MUST_CHECK;
+kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node) KV_MUST_CHECK;
 kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
 kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
                                const struct kv_checkpoint_id *id) KV_MUST_CHECK;
@@ -127,6 +141,9 @@ kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
 /* An SSD page to free once the batch is durable. */
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
+/* It tells when what was posted before it is durable, and is written wherever that is. */
+void kv_batch_barrier(struct kv_batch *batch);
+/* KV_BUSY: the file system has no room for it, and nothing was written. */
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
 
 /* ---- store_load.c: trees on demand ---- */

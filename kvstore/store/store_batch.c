@@ -8,6 +8,9 @@
  * Every batch has a number, in a record of its own ("C").  What the writer answered is noted in the
  * file `acknowledged` before anybody is told (store_note.c), one note for all that were answered
  * since the last one.
+ *
+ * Every batch carries the records of the segments whose places it takes or gives back
+ * (store_segments.c), written when it is posted.
  */
 
 #include "kvstore/base/bytes.h"
@@ -21,6 +24,12 @@
 
 #define PUTS_FIRST 16u /* The first is the batch's number. */
 
+/* A segment's record in a batch: its bytes are filled in when the batch is posted. */
+struct batch_segment {
+    uint32_t number;
+    uint8_t *value;
+};
+
 struct kv_batch {
     struct kv_manifest_batch manifest;
     struct kv_store *store;
@@ -28,7 +37,12 @@ struct kv_batch {
     uint32_t put_count, put_capacity;
     uint32_t *freed;
     uint32_t freed_count, freed_capacity;
+    uint32_t *taken; /* Places that its page records name. */
+    uint32_t taken_count, taken_capacity;
+    struct batch_segment *segments;
+    uint32_t segment_count, segment_capacity;
     bool removes; /* Holds a deletion. */
+    bool is_barrier, sealed;
     kv_batch_done_fn *done;
     void *context;
     uint64_t number;
@@ -65,6 +79,8 @@ void kv_batch_discard(struct kv_batch *batch)
         free((void *)(uintptr_t)batch->puts[i].key); /* One block holds key and value. */
     free(batch->puts);
     free(batch->freed);
+    free(batch->taken);
+    free(batch->segments);
     free(batch);
 }
 
@@ -74,8 +90,9 @@ struct kv_batch *kv_store_dead_batch(struct kv_store *store)
     return store->dead;
 }
 
-static kv_status batch_put(struct kv_batch *batch, const uint8_t *key, uint32_t key_bytes,
-                           const uint8_t *value, uint32_t value_bytes)
+/* *ret_value: where the copy of the value lies. */
+static kv_status batch_put_at(struct kv_batch *batch, const uint8_t *key, uint32_t key_bytes,
+                              const uint8_t *value, uint32_t value_bytes, uint8_t **ret_value)
 {
     if (batch->put_count == batch->put_capacity) {
         const uint32_t capacity = 2 * batch->put_capacity;
@@ -95,7 +112,83 @@ static kv_status batch_put(struct kv_batch *batch, const uint8_t *key, uint32_t 
         .value = value == NULL ? NULL : block + key_bytes,
         .value_bytes = value_bytes,
     };
+    *ret_value = block + key_bytes;
     return KV_OK;
+}
+
+static kv_status batch_put(struct kv_batch *batch, const uint8_t *key, uint32_t key_bytes,
+                           const uint8_t *value, uint32_t value_bytes)
+{
+    uint8_t *unused;
+    return batch_put_at(batch, key, key_bytes, value, value_bytes, &unused);
+}
+
+kv_status kv_batch_put(struct kv_batch *batch, const struct kv_manifest_put *put)
+{
+    return batch_put(batch, put->key, put->key_bytes, put->value, put->value_bytes);
+}
+
+/* Room for one more of `size` bytes. */
+static kv_status grow(void **array, uint32_t count, uint32_t *capacity, size_t size)
+{
+    if (count < *capacity) return KV_OK;
+    const uint32_t more = *capacity == 0 ? 16 : 2 * *capacity;
+    void *grown = realloc(*array, more * size);
+    if (grown == NULL) return KV_NOMEM;
+    *array = grown;
+    *capacity = more;
+    return KV_OK;
+}
+
+kv_status kv_batch_segment(struct kv_batch *batch, uint32_t number)
+{
+    for (uint32_t i = batch->segment_count; i-- > 0;)
+        if (batch->segments[i].number == number) return KV_OK;
+    const uint32_t bytes = kv_record_segment_bytes(kv_store_segment_pages(batch->store));
+    uint8_t key[KV_RECORD_KEY_MAX];
+    uint8_t *value = calloc(1, bytes);
+    if (value == NULL) return KV_NOMEM;
+    struct batch_segment *segment;
+    kv_status status = grow((void **)&batch->segments, batch->segment_count,
+                            &batch->segment_capacity, sizeof(*segment));
+    if (status == KV_OK) {
+        segment = &batch->segments[batch->segment_count];
+        segment->number = number;
+        status =
+            batch_put_at(batch, key, kv_key_segment(number, key), value, bytes, &segment->value);
+    }
+    if (status == KV_OK) batch->segment_count++;
+    free(value);
+    return status;
+}
+
+kv_status kv_batch_doubt(struct kv_batch *batch)
+{
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_DOUBT_BYTES];
+    const uint32_t key_bytes = kv_key_doubt(key);
+    return batch_put(batch, key, key_bytes, value, kv_record_doubt_encode(value));
+}
+
+/* All that the checkpoint needs is used when it is, also what those above it list: the segments
+ * whose records do not know it yet get new ones. */
+static kv_status batch_touch(struct kv_batch *batch, const struct kv_node *node)
+{
+    struct kv_store *store = batch->store;
+    const uint64_t used_ms = node->used_ms;
+    uint32_t last = UINT32_MAX;
+    kv_status status = KV_OK;
+    for (; status == KV_OK && node != NULL; node = node->parent) {
+        for (uint32_t i = 0; status == KV_OK && i < node->page_count; i++) {
+            const uint32_t ssd_page = kv_index_page(store->index, node->pages[i])->ssd_page;
+            if (ssd_page == KV_SSD_PAGE_NONE) continue;
+            const uint32_t number = kv_segments_number(store->segments, ssd_page);
+            if (number == last) continue;
+            last = number;
+            if (kv_segments_touch(store->segments, number, used_ms))
+                status = kv_batch_segment(batch, number);
+        }
+    }
+    return status;
 }
 
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session)
@@ -111,8 +204,7 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
         .head = session->head_id,
         .head_tokens = session->head_tokens,
         .claimed_tokens = session->claimed_tokens,
-        .checkpoints =
-            session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes,
+        .checkpoints = session->recorded_nodes,
     };
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_SESSION_MAX];
     assert(strlen(session->name) <= KV_SESSION_NAME_MAX);
@@ -134,7 +226,7 @@ kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user, cons
     return batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
 }
 
-kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node)
+kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node)
 {
     struct kv_index *index = batch->store->index;
     uint8_t key[KV_RECORD_KEY_MAX];
@@ -162,6 +254,8 @@ kv_status kv_batch_node(struct kv_batch *batch, const struct kv_node *node)
         memcpy(record.replays, node->replays, sizeof(record.replays));
         const uint32_t key_bytes = kv_key_node(&node->session->id, &node->id, key);
         status = batch_put(batch, key, key_bytes, value, kv_record_node_encode(&record, value));
+        if (status == KV_OK) status = batch_touch(batch, node);
+        if (status == KV_OK) kv_index_node_recorded(node);
     }
     free(uids);
     free(value);
@@ -179,8 +273,16 @@ kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page)
         .tag = page->tag,
     };
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_PAGE_MAX];
+    kv_status status = grow((void **)&batch->taken, batch->taken_count, &batch->taken_capacity,
+                            sizeof(*batch->taken));
+    if (status == KV_OK)
+        status =
+            kv_batch_segment(batch, kv_segments_number(batch->store->segments, page->ssd_page));
+    if (status != KV_OK) return status;
     const uint32_t key_bytes = kv_key_page(&page->session->id, page->uid, key);
-    return batch_put(batch, key, key_bytes, value, kv_record_page_encode(&record, value));
+    status = batch_put(batch, key, key_bytes, value, kv_record_page_encode(&record, value));
+    if (status == KV_OK) batch->taken[batch->taken_count++] = page->ssd_page;
+    return status;
 }
 
 kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
@@ -208,16 +310,27 @@ kv_status kv_batch_delete_session(struct kv_batch *batch, const struct kv_sessio
 
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
 {
-    if (batch->freed_count == batch->freed_capacity) {
-        const uint32_t capacity = batch->freed_capacity == 0 ? 16 : 2 * batch->freed_capacity;
-        uint32_t *freed = realloc(batch->freed, capacity * sizeof(*freed));
-        if (freed == NULL) return KV_NOMEM;
-        batch->freed = freed;
-        batch->freed_capacity = capacity;
-    }
+    kv_status status = grow((void **)&batch->freed, batch->freed_count, &batch->freed_capacity,
+                            sizeof(*batch->freed));
+    if (status == KV_OK)
+        status = kv_batch_segment(batch, kv_segments_number(batch->store->segments, ssd_page));
+    if (status != KV_OK) return status;
     batch->freed[batch->freed_count++] = ssd_page;
     batch->store->freeing++;
     return KV_OK;
+}
+
+/* It is not there after all, or nobody knows: the table of segments says what records said before.
+ * That may stand in segment records of other batches by now, so the next start counts again. */
+static void batch_unseal(struct kv_batch *batch)
+{
+    struct kv_store *store = batch->store;
+    if (!batch->sealed) return;
+    for (uint32_t i = 0; i < batch->freed_count; i++)
+        kv_segments_set(store->segments, batch->freed[i], true);
+    for (uint32_t i = 0; i < batch->taken_count; i++)
+        kv_segments_set(store->segments, batch->taken[i], false);
+    store->must_resume = true;
 }
 
 static void batch_tell(struct kv_batch *batch)
@@ -228,8 +341,9 @@ static void batch_tell(struct kv_batch *batch)
         for (uint32_t i = 0; i < batch->freed_count; i++)
             kv_ssd_free(store->ssd, batch->freed[i]);
     } else {
-        kv_log(store->options.log, KV_LOG_ERROR, "manifest_write_failed", "records=%u",
-               batch->put_count);
+        kv_log(store->options.log, KV_LOG_ERROR, "manifest_write_failed", "records=%u status=%s",
+               batch->put_count, kv_status_name(status));
+        batch_unseal(batch);
     }
     assert(store->operations > 0);
     store->operations--;
@@ -292,6 +406,54 @@ kv_status kv_store_commit_now(struct kv_store *store, const struct kv_manifest_p
     return status;
 }
 
+/* Its turn has come: numbered behind all others, with segment records that say what holds once it
+ * is durable. */
+static void batch_seal(struct kv_batch *batch)
+{
+    struct kv_store *store = batch->store;
+    number_next(store, batch->commit_value);
+    batch->number = store->commit;
+    for (uint32_t i = 0; i < batch->freed_count; i++)
+        kv_segments_set(store->segments, batch->freed[i], false);
+    for (uint32_t i = 0; i < batch->taken_count; i++)
+        kv_segments_set(store->segments, batch->taken[i], true);
+    for (uint32_t i = 0; i < batch->segment_count; i++)
+        (void)kv_segments_encode(store->segments, batch->segments[i].number,
+                                 batch->segments[i].value);
+}
+
+kv_status kv_batch_commit_now(struct kv_batch *batch, struct kv_error *err)
+{
+    struct kv_store *store = batch->store;
+    assert(batch->freed_count == 0);
+    batch_seal(batch);
+    const kv_status status =
+        kv_manifest_write_now(store->manifest, batch->puts, batch->put_count, err);
+    kv_batch_discard(batch);
+    return status;
+}
+
+void kv_batch_barrier(struct kv_batch *batch)
+{
+    batch->is_barrier = true;
+}
+
+/* After failures on a full file system, all of which are known by now or come before it. */
+void kv_store_resume(struct kv_store *store)
+{
+    if (!store->must_resume || !kv_manifest_stats(store->manifest).may_resume) return;
+    struct kv_batch *batch = kv_batch_create(store);
+    if (batch == NULL || kv_batch_doubt(batch) != KV_OK) {
+        kv_batch_discard(batch); /* Next time. */
+        return;
+    }
+    store->must_resume = false;
+    batch->manifest.resumes = true;
+    batch->is_barrier = true;
+    kv_log(store->options.log, KV_LOG_INFO, "manifest_resumes", "text=\"there is room again\"");
+    kv_batch_post(batch, NULL, NULL);
+}
+
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context)
 {
     struct kv_store *store = batch->store;
@@ -301,20 +463,26 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
+    batch->done = done;
+    batch->context = context;
+    store->operations++;
+    /* Refused before anything relies on it, where only what makes room should be written. */
+    if (!batch->removes && !batch->is_barrier && kv_manifest_stats(store->manifest).no_room) {
+        batch->manifest.status = KV_BUSY;
+        batch_answered(&batch->manifest.msg);
+        return;
+    }
+    batch_seal(batch);
+    batch->sealed = true;
     if (KV_PLANTED(store, REUSE_BEFORE_DELETE)) {
         store->freeing -= batch->freed_count;
         while (batch->freed_count > 0)
             kv_ssd_free(store->ssd, batch->freed[--batch->freed_count]);
     }
     if (batch->removes) store->removals++;
-    batch->done = done;
-    batch->context = context;
-    number_next(store, batch->commit_value);
-    batch->number = store->commit;
     batch->manifest.msg.run = batch_answered;
     batch->manifest.reply = batch->store->options.mailbox;
     batch->manifest.puts = batch->puts;
     batch->manifest.put_count = batch->put_count;
-    batch->store->operations++;
     kv_manifest_write_post(batch->store->manifest, &batch->manifest);
 }

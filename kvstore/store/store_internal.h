@@ -2,6 +2,7 @@
 
 /* Private to store/. */
 
+#include "kvstore/store/segments.h"
 #include "kvstore/store/store.h"
 
 /* The batch of pending removals, made when first needed; NULL: out of memory. */
@@ -10,8 +11,21 @@ struct kv_batch *kv_store_dead_batch(struct kv_store *store);
 /* Start-up: the changes in one batch, numbered like the others, and durable when it returns. */
 kv_status kv_store_commit_now(struct kv_store *store, const struct kv_manifest_put *puts,
                               uint32_t put_count, struct kv_error *err) KV_MUST_CHECK;
+/* The same with a batch, which is freed. */
+kv_status kv_batch_commit_now(struct kv_batch *batch, struct kv_error *err) KV_MUST_CHECK;
+/* A record of any kind, or its deletion. */
+kv_status kv_batch_put(struct kv_batch *batch, const struct kv_manifest_put *put) KV_MUST_CHECK;
+/* The segment's record, as it is when the batch is posted. */
+kv_status kv_batch_segment(struct kv_batch *batch, uint32_t number) KV_MUST_CHECK;
+/* That segment records cannot be relied on: the next start counts again. */
+kv_status kv_batch_doubt(struct kv_batch *batch) KV_MUST_CHECK;
+/* Goes on with records after the file system was full. */
+void kv_store_resume(struct kv_store *store);
 /* Tells the owners of all batches that were answered, once their number is noted. */
 void kv_store_tell(struct kv_store *store);
+
+/* The session's record, with the number of its checkpoints, into the batch of removals. */
+void kv_store_record_count(struct kv_store *store, const struct kv_session *session);
 
 /* ---- store_note.c: the file DIR/acknowledged ---- */
 
@@ -24,6 +38,37 @@ bool kv_note_start(struct kv_store *store, uint64_t number, void (*done)(struct 
 /* Flushes it. */
 void kv_note_close(struct kv_store *store);
 
-/* Start-up: claims the place of every recorded page, counts checkpoints, and deletes the records of
- * what cannot be had. */
-kv_status kv_store_recover_trees(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+/* ---- store_recover.c ---- */
+
+/* Start-up, when users and sessions are there: claims the place of every recorded page and counts
+ * checkpoints, from segment records where these can be relied on, else from the trees.  Then the
+ * records of what cannot be had are deleted, and segment records written. */
+kv_status kv_store_recover(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+
+/* What a start does, for whoever waits for it. */
+void kv_store_tell_progress(const struct kv_store *store, const char *phase, uint32_t percent);
+
+/* ---- store_scan.c ---- */
+
+/* Reads all trees: claims places, fills the table of segments, counts checkpoints, and fills
+ * `batch` with what puts the records right. */
+kv_status kv_store_scan_trees(struct kv_store *store, struct kv_batch *batch,
+                              struct kv_error *err) KV_MUST_CHECK;
+
+/* ---- store_segments.c: segments.h from the inside ---- */
+
+struct kv_segments;
+kv_status kv_segments_create(uint32_t pages, uint32_t count,
+                             struct kv_segments **ret_segments) KV_MUST_CHECK;
+void kv_segments_destroy(struct kv_segments *segments);
+void kv_segments_clear(struct kv_segments *segments); /* All open, nothing recorded. */
+uint32_t kv_segments_number(const struct kv_segments *segments, uint32_t ssd_page);
+bool kv_segments_has(const struct kv_segments *segments, uint32_t ssd_page);
+void kv_segments_set(struct kv_segments *segments, uint32_t ssd_page, bool used);
+/* True: its record is older than its time of use by a step and more. */
+bool kv_segments_touch(struct kv_segments *segments, uint32_t number, uint64_t used_ms);
+/* kv_record_segment_bytes(pages) bytes; what is written is taken for posted. */
+uint32_t kv_segments_encode(struct kv_segments *segments, uint32_t number, uint8_t *value);
+/* KV_CORRUPT: no record of this directory; KV_MISS: there can be no such segment. */
+kv_status kv_segments_decode(struct kv_segments *segments, uint32_t number, const uint8_t *value,
+                             uint32_t bytes) KV_MUST_CHECK;

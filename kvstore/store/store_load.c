@@ -2,8 +2,13 @@
  * Trees on demand: one prefix scan brings a session's nodes and pages, which are then linked.
  *
  * What does not fit together is left out: a node without its parent or with a page that has no
- * record or no place on SSD is dropped with all below it, counted, and its records are deleted.  A
- * tree that is not in use can be unloaded at any time; its windows go with it.
+ * record or no place on SSD is dropped with all below it, counted, and its records are deleted.
+ *
+ * A tree whose records lie in a damaged part of the manifest's files cannot be read at all, nor
+ * would what is saved to it be found again: its session is empty and takes no saves until the next
+ * start, and all others are served.  Its records and places stay as they are.
+ *
+ * A tree that is not in use can be unloaded at any time; its windows go with it.
  */
 
 #include "kvstore/base/bytes.h"
@@ -64,6 +69,24 @@ static int compare_pages(const void *a, const void *b)
     return x->uid < y->uid ? -1 : x->uid > y->uid;
 }
 
+/* Deletes the record, and has the next start compare all: what it stood for is not known. */
+static void load_forget(struct load *load, const struct kv_manifest_put *put)
+{
+    const struct kv_manifest_put gone = {.key = put->key, .key_bytes = put->key_bytes};
+    struct kv_batch *dead = kv_store_dead_batch(load->store);
+    if (dead == NULL || kv_batch_put(dead, &gone) != KV_OK || kv_batch_doubt(dead) != KV_OK)
+        kv_log(load->store->options.log, KV_LOG_ERROR, "record_leaked", "kind=damaged");
+}
+
+static void load_forget_page(struct load *load, const struct kv_record_page *record)
+{
+    uint8_t key[KV_RECORD_KEY_MAX];
+    const struct kv_manifest_put put = {
+        .key = key, .key_bytes = kv_key_page(&load->session->id, record->uid, key)};
+    load->store->counters.missing_pages++;
+    load_forget(load, &put);
+}
+
 static kv_status load_decode(struct load *load)
 {
     const uint32_t count = load->scan.record_count;
@@ -91,6 +114,7 @@ static kv_status load_decode(struct load *load)
             load->store->counters.corrupt_pages++;
             kv_log(load->store->options.log, KV_LOG_ERROR, "record_damaged", "kind=%s",
                    is_node ? "node" : "page");
+            load_forget(load, &put);
             continue;
         }
         if (is_node)
@@ -109,7 +133,10 @@ static void load_pages(struct load *load)
     for (uint32_t i = 0; i < load->page_count; i++) {
         const struct kv_record_page *record = &load->pages[i];
         load->page_objects[i] = KV_PAGE_INDEX_NONE;
-        if (!kv_ssd_claimed(store->ssd, record->ssd_page)) continue; /* Its file is gone. */
+        if (!kv_store_segment_recorded(store, record->ssd_page)) {
+            load_forget_page(load, record); /* Its place may become somebody else's. */
+            continue;
+        }
         const uint32_t page = kv_index_page_add(store->index, load->session);
         if (page == KV_PAGE_INDEX_NONE) continue;
         struct kv_page *object = kv_index_page(store->index, page);
@@ -192,6 +219,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     kv_index_node_mark(node, record->replays, record->replay_count);
     node->kernels = record->kernels;
     node->durable = true;
+    kv_index_node_recorded(node);
     node->foreign = record->model_tag != kv_index_model_tag(store->index);
     node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */
     kv_index_renew(node, record->used_ms);
@@ -204,11 +232,12 @@ static void load_link(struct load *load)
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
     kv_index_session_pages(store->index, session, 0); /* Counted while they are linked. */
+    const uint32_t recorded = session->recorded_nodes;
+    session->recorded_nodes = 0; /* They are counted as they are linked. */
     load_pages(load);
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
         store->counters.nodes_dropped++;
-        store->checkpoints--;
         session->last_loss = KV_REASON_CORRUPT;
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
@@ -221,6 +250,28 @@ static void load_link(struct load *load)
             kv_index_page_unref(store->index, load->page_objects[i]);
     }
     session->head = session->has_head ? kv_index_node_find(session, &session->head_id) : NULL;
+    if (session->recorded_nodes == recorded) return;
+    store->checkpoints += session->recorded_nodes;
+    store->checkpoints -= recorded;
+    kv_store_record_count(store, session);
+}
+
+static kv_status load_unreadable(struct load *load)
+{
+    struct kv_store *store = load->store;
+    struct kv_session *session = load->session;
+    const uint8_t *id = session->id.bytes;
+    kv_log(
+        store->options.log, KV_LOG_ERROR, "tree_unreadable",
+        "session=%02x%02x%02x%02x%02x%02x%02x%02x checkpoints=%u text=\"the manifest's files are "
+        "damaged where its records are; nothing of it is served or saved\"",
+        id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7], session->recorded_nodes);
+    store->counters.unreadable_trees++;
+    store->checkpoints -= session->recorded_nodes;
+    session->unreadable = true;
+    session->head = NULL;
+    session->last_loss = KV_REASON_CORRUPT;
+    return KV_OK;
 }
 
 static void load_scanned(struct kv_msg *msg)
@@ -240,6 +291,10 @@ static void load_scanned(struct kv_msg *msg)
             return;
         }
         status = KV_NOMEM;
+    }
+    if (status == KV_CORRUPT) {
+        load_finish(load, load_unreadable(load));
+        return;
     }
     if (status == KV_OK) status = load_decode(load);
     if (status == KV_OK && !kv_store_make_room(store, load->node_count, load->page_count))
@@ -261,10 +316,12 @@ static void load_scan(struct load *load)
     struct kv_store *store = load->store;
     struct kv_batch *barrier = NULL;
     if (store->removals > 0 || store->dead != NULL) barrier = kv_batch_create(store);
-    if (barrier != NULL)
+    if (barrier != NULL) {
+        kv_batch_barrier(barrier);
         kv_batch_post(barrier, removals_done, load);
-    else
+    } else {
         kv_manifest_scan_post(store->manifest, &load->scan);
+    }
 }
 
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
@@ -300,7 +357,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
     assert(session->load == KV_LOAD_DONE);
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
-    const uint32_t nodes = session->node_count, pages = session->pages;
+    const uint32_t recorded = session->recorded_nodes, pages = session->pages;
     store->unloading = true;
     while (session->roots != NULL) {
         struct kv_node *node = session->roots;
@@ -311,7 +368,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     }
     store->unloading = false;
     session->head = NULL;
-    session->recorded_nodes = nodes;
+    session->recorded_nodes = recorded;
     kv_index_session_pages(store->index, session, pages);
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;

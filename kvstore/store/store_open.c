@@ -2,8 +2,8 @@
  * Opening the store: build the tiers, then read what the last run left.
  *
  * Recovery claims the SSD pages that records name and counts checkpoints (store_recover.c); it
- * reads no page.  Space without a record is free by construction, so a crash between write and
- * record needs no repair.  Trees are loaded when a session is first touched.
+ * reads no page, and seldom a tree.  Space without a record is free by construction, so a crash
+ * between write and record needs no repair.  Trees are loaded when a session is first touched.
  */
 
 #include "kvstore/store/store.h"
@@ -125,12 +125,14 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     struct kv_session_id id;
     if (put->key_bytes != 1 + sizeof(id.bytes) ||
         kv_record_session_decode(put->value, put->value_bytes, &record) != KV_OK) {
+        visit->store->recovery.dropped_sessions++;
         kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=record_damaged");
         return KV_OK;
     }
     memcpy(id.bytes, put->key + 1, sizeof(id.bytes));
     struct kv_user *user = kv_index_user_find(visit->store->index, &record.user);
     if (user == NULL) {
+        visit->store->recovery.dropped_sessions++;
         kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=user_unknown");
         return KV_OK;
     }
@@ -174,12 +176,13 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     struct store_visit visit = {.store = store, .err = err};
     const uint64_t begun = kv_clock_stopwatch_ns();
 
+    kv_store_tell_progress(store, "reading sessions", 0);
     for (size_t i = 0; i < KV_ARRAY_COUNT(passes); i++) {
         const kv_status status = kv_manifest_scan_now(
             store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
-    const kv_status status = kv_store_recover_trees(store, err);
+    const kv_status status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
     const uint64_t repaired = kv_ssd_usage(store->ssd).segments_repaired;
@@ -211,6 +214,7 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
         .segment_bytes = options->segment_bytes,
+        .features = KV_FEATURE_SEGMENTS, /* Of a new one. */
         .created_ms = kv_clock_wall_ms(options->clock),
     };
     /* Settings that cannot work are refused before they are written into a new directory. */
@@ -299,7 +303,13 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
     status = make_ssd_dir(options->disk, options->dir, path, err);
     if (status != KV_OK) return status;
     const struct kv_ssd_options ssd = ssd_options(options, path);
-    return kv_ssd_open(&ssd, options->disk, &store->ssd, err);
+    kv_store_tell_progress(store, "opening segments", 0);
+    status = kv_ssd_open(&ssd, options->disk, &store->ssd, err);
+    if (status != KV_OK) return status;
+    uint32_t segments;
+    const uint32_t pages = kv_ssd_shape(store->ssd, &segments);
+    status = kv_segments_create(pages, segments, &store->segments);
+    return status == KV_OK ? KV_OK : KV_FAIL(err, status, "make the table of segments");
 }
 
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
@@ -333,6 +343,7 @@ void kv_store_close(struct kv_store *store)
     assert(store->operations == 0);
     kv_batch_discard(store->dead);
     kv_note_close(store);
+    kv_segments_destroy(store->segments);
     kv_ssd_close(store->ssd);
     kv_pool_destroy(store->pool);
     kv_hbm_destroy(store->hbm);
@@ -344,6 +355,7 @@ void kv_store_tick(struct kv_store *store)
 {
     kv_ssd_tick(store->ssd, kv_clock_stopwatch_ns());
     kv_store_tell(store);
+    kv_store_resume(store);
     if (store->dead != NULL) {
         struct kv_batch *dead = store->dead;
         store->dead = NULL;

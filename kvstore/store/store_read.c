@@ -183,7 +183,15 @@ kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const stru
                       id_count);
 }
 
-void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
+void kv_store_record_count(struct kv_store *store, const struct kv_session *session)
+{
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    if (dead == NULL || kv_batch_session(dead, session) != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
+}
+
+/* Without the session's record. */
+static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
     struct kv_session *session = node->session;
     store->removing = why;
@@ -206,34 +214,45 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
     session->last_loss = why;
 }
 
+void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
+{
+    struct kv_session *session = node->session;
+    drop_node(store, node, why);
+    kv_store_record_count(store, session);
+}
+
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why)
 {
     struct kv_node *node = kv_index_node_next(session, NULL);
+    const uint32_t before = session->node_count;
     while (node != NULL) {
         bool lists = false;
         for (uint32_t i = 0; i < node->page_count; i++)
             lists |= node->pages[i] == page;
         if (lists) {
-            kv_store_drop_node(store, node, why);
+            drop_node(store, node, why);
             node = kv_index_node_next(session, NULL); /* The tree changed: from the start. */
         } else {
             node = kv_index_node_next(session, node);
         }
     }
+    if (session->node_count != before) kv_store_record_count(store, session);
 }
 
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
 {
     const uint64_t now_ms = kv_store_now_ms(store);
     struct kv_node *node = kv_index_node_next(session, NULL);
+    const uint32_t before = session->node_count;
     while (node != NULL) {
         /* Nodes below were used no later than this one, so they are due as well. */
         if (kv_index_expired(node, now_ms)) {
-            kv_store_drop_node(store, node, KV_REASON_EXPIRED);
+            drop_node(store, node, KV_REASON_EXPIRED);
             node = kv_index_node_next(session, NULL);
         } else {
             node = kv_index_node_next(session, node);
         }
     }
+    if (session->node_count != before) kv_store_record_count(store, session);
 }

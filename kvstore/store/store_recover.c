@@ -1,130 +1,139 @@
 /*
- * Start-up, when pages that records name cannot be had: their file is gone or was cut.
+ * Start-up: which places are in use, and how many checkpoints there are.
  *
- * The records go before the store serves anything: the place of a lost page is free, will be given
- * to somebody else, and no old record may then still claim it.  Checkpoints that list a lost page
- * go with it, and so do those below them when their tree is loaded.
+ * Both stand in few records: the segments' have a bit for each page that a record names, the
+ * sessions' the number of their checkpoints, and each of them is in the batch of every change.  So
+ * a start reads no tree, and takes as long as sessions and segments are many.
+ *
+ * The trees are read (store_scan.c) when the directory is of a build that had no segment records,
+ * when one of them is damaged or in doubt, and when a page in use is not there any more: its file
+ * is gone or was cut.  Afterwards the records are right, and what they say is served from.
  */
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/store/directory.h"
 #include "kvstore/store/store_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include <assert.h>
 
-struct lost_key {
-    uint8_t bytes[KV_RECORD_KEY_MAX];
-    uint32_t count;
-};
-
-struct lost {
-    struct kv_store *store;
-    uint64_t *uids; /* Of pages that cannot be had, sorted before nodes are looked at. */
-    uint32_t uid_count, uid_capacity;
-    struct lost_key *keys; /* Records to delete. */
-    uint32_t key_count, key_capacity;
-    uint64_t nodes;
-};
-
-static kv_status lost_add(struct lost *lost, const struct kv_manifest_put *put)
+void kv_store_tell_progress(const struct kv_store *store, const char *phase, uint32_t percent)
 {
-    if (lost->key_count == lost->key_capacity) {
-        const uint32_t capacity = lost->key_capacity == 0 ? 64 : 2 * lost->key_capacity;
-        struct lost_key *keys = realloc(lost->keys, capacity * sizeof(*keys));
-        if (keys == NULL) return KV_NOMEM;
-        lost->keys = keys;
-        lost->key_capacity = capacity;
+    if (store->options.progress != NULL)
+        store->options.progress(store->options.progress_context, phase, percent);
+}
+
+struct reading {
+    struct kv_store *store;
+    struct kv_batch *batch; /* Collects deletions; NULL: only looks. */
+    const char *doubt;      /* Why the trees are to be read; NULL: they need not. */
+};
+
+static kv_status visit_segment(void *context, const struct kv_manifest_put *put)
+{
+    struct reading *reading = context;
+    uint32_t number;
+    if (reading->batch != NULL) {
+        const struct kv_manifest_put gone = {.key = put->key, .key_bytes = put->key_bytes};
+        return kv_batch_put(reading->batch, &gone);
     }
-    struct lost_key *key = &lost->keys[lost->key_count];
-    if (put->key_bytes > sizeof(key->bytes)) return KV_OK; /* Not one of ours. */
-    memcpy(key->bytes, put->key, put->key_bytes);
-    key->count = put->key_bytes;
-    lost->key_count++;
+    if (!kv_key_segment_parse(put->key, put->key_bytes, &number)) {
+        reading->doubt = "records did not fit together";
+        return KV_OK;
+    }
+    const kv_status status =
+        kv_segments_decode(reading->store->segments, number, put->value, put->value_bytes);
+    if (status == KV_CORRUPT) reading->doubt = "a segment record is damaged";
+    if (status == KV_MISS) reading->doubt = "a segment file is gone";
     return KV_OK;
 }
 
-static uint64_t uid_of_key(const struct kv_manifest_put *put)
+static kv_status read_segments(struct reading *reading, struct kv_error *err)
 {
-    uint64_t uid = 0;
-    for (uint32_t i = 0; i < 8; i++)
-        uid = uid << 8 | put->key[18 + i];
-    return uid;
+    return kv_manifest_scan_now(reading->store->manifest, (const uint8_t *)"G", 1, visit_segment,
+                                reading, err);
 }
 
-/* Claims the place of every page; the first record of a place has it. */
-static kv_status visit_pages(void *context, const struct kv_manifest_put *put)
+/* Nothing is claimed when there is a reason not to. */
+static void claim_segments(struct reading *reading)
 {
-    struct lost *lost = context;
-    struct kv_store *store = lost->store;
-    struct kv_record_page page;
-    if (put->key_bytes < 26 || put->key[17] != 'P') return KV_OK;
-    if (kv_record_page_decode(put->value, put->value_bytes, &page) == KV_OK &&
-        kv_ssd_claim(store->ssd, page.ssd_page) == KV_OK) {
-        store->recovery.pages++;
-        store->recovery.bytes += store->layout.page_bytes;
-        return KV_OK;
+    struct kv_store *store = reading->store;
+    const uint32_t pages = kv_store_segment_pages(store);
+    for (int claim = 0; claim < 2 && reading->doubt == NULL; claim++) {
+        for (uint32_t i = 0; i < kv_store_segment_count(store); i++) {
+            if (kv_store_segment(store, i).pages_used == 0) continue;
+            for (uint32_t page = i * pages; page < (i + 1) * pages; page++) {
+                if (!kv_store_segment_recorded(store, page)) continue;
+                if (claim == 0 && !kv_ssd_present(store->ssd, page))
+                    reading->doubt = "a segment file is gone or was cut";
+                if (claim == 0) continue;
+                const kv_status status = kv_ssd_claim(store->ssd, page);
+                assert(status == KV_OK);
+                store->recovery.pages++;
+            }
+        }
     }
-    store->counters.missing_pages++;
-    if (lost->uid_count == lost->uid_capacity) {
-        const uint32_t capacity = lost->uid_capacity == 0 ? 64 : 2 * lost->uid_capacity;
-        uint64_t *uids = realloc(lost->uids, capacity * sizeof(*uids));
-        if (uids == NULL) return KV_NOMEM;
-        lost->uids = uids;
-        lost->uid_capacity = capacity;
-    }
-    lost->uids[lost->uid_count++] = uid_of_key(put);
-    return lost_add(lost, put);
 }
 
-static int compare_uids(const void *a, const void *b)
+static void sum_sessions(struct kv_store *store)
 {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
+    struct kv_session *session = NULL;
+    uint32_t bucket = 0;
+    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL)
+        store->recovery.checkpoints += session->recorded_nodes;
 }
 
-static kv_status visit_nodes(void *context, const struct kv_manifest_put *put)
+/* Reads the trees and writes what follows from them. */
+static kv_status count_again(struct kv_store *store, struct kv_error *err)
 {
-    struct lost *lost = context;
-    struct kv_record_node node;
-    if (put->key_bytes < 18 || put->key[17] != 'N') return KV_OK;
-    bool bad = kv_record_node_decode(put->value, put->value_bytes, &node) != KV_OK;
-    for (uint32_t i = 0; !bad && i < node.page_count && lost->uid_count > 0; i++) {
-        const uint64_t uid = kv_load64(node.page_uids + 8u * i);
-        bad = bsearch(&uid, lost->uids, lost->uid_count, sizeof(uid), compare_uids) != NULL;
+    struct reading reading = {.store = store, .batch = kv_batch_create(store)};
+    if (reading.batch == NULL) return KV_FAIL(err, KV_NOMEM, "read all trees");
+    kv_segments_clear(store->segments);
+    kv_status status = read_segments(&reading, err);
+    if (status == KV_OK) status = kv_store_scan_trees(store, reading.batch, err);
+    if (status != KV_OK) {
+        kv_batch_discard(reading.batch);
+        return status;
     }
-    if (!bad) {
-        lost->store->recovery.checkpoints++;
-        return KV_OK;
-    }
-    lost->nodes++;
-    return lost_add(lost, put);
+    return kv_batch_commit_now(reading.batch, err);
 }
 
-static kv_status delete_keys(struct lost *lost, struct kv_error *err)
+/* The records are durable, so the directory may say that it has them.  If that fails the next start
+ * reads the trees again, and nothing else is lost. */
+static void mark_directory(struct kv_store *store)
 {
-    struct kv_manifest_put *puts = calloc(KV_MAX(lost->key_count, 1u), sizeof(*puts));
-    if (puts == NULL) return KV_FAIL(err, KV_NOMEM, "drop %u records", lost->key_count);
-    for (uint32_t i = 0; i < lost->key_count; i++)
-        puts[i] =
-            (struct kv_manifest_put){.key = lost->keys[i].bytes, .key_bytes = lost->keys[i].count};
-    const kv_status status = kv_store_commit_now(lost->store, puts, lost->key_count, err);
-    free(puts);
-    return status;
+    struct kv_store_options *options = &store->options;
+    struct kv_error err = {0};
+    if ((options->superblock.features & KV_FEATURE_SEGMENTS) != 0) return;
+    const kv_status status = kv_directory_add_feature(
+        options->disk, options->dir, KV_FEATURE_SEGMENTS, &options->superblock, &err);
+    if (status != KV_OK)
+        kv_log(options->log, KV_LOG_WARN, "segments_unmarked",
+               "text=\"%s: the next start reads all trees again\"", err.text);
 }
 
-kv_status kv_store_recover_trees(struct kv_store *store, struct kv_error *err)
+kv_status kv_store_recover(struct kv_store *store, struct kv_error *err)
 {
-    struct lost lost = {.store = store};
-    const uint8_t *prefix = (const uint8_t *)"T";
-    kv_status status = kv_manifest_scan_now(store->manifest, prefix, 1, visit_pages, &lost, err);
-    if (status == KV_OK) {
-        if (lost.uid_count > 0) qsort(lost.uids, lost.uid_count, sizeof(*lost.uids), compare_uids);
-        status = kv_manifest_scan_now(store->manifest, prefix, 1, visit_nodes, &lost, err);
+    struct kv_store_recovery *recovery = &store->recovery;
+    struct reading reading = {.store = store};
+    kv_status status = KV_OK;
+    if ((store->options.superblock.features & KV_FEATURE_SEGMENTS) == 0)
+        reading.doubt = "an older build wrote the directory";
+    else
+        status = read_segments(&reading, err);
+    if (status != KV_OK) return status;
+    claim_segments(&reading);
+    recovery->scan_why = reading.doubt;
+    if (reading.doubt != NULL) {
+        status = count_again(store, err);
+        if (status != KV_OK) return status;
+        mark_directory(store);
+    } else {
+        sum_sessions(store);
     }
-    if (status == KV_OK && lost.key_count > 0) status = delete_keys(&lost, err);
-    store->recovery.dropped = lost.nodes;
-    free(lost.uids);
-    free(lost.keys);
-    return status;
+    recovery->dropped =
+        recovery->dropped_lost + recovery->dropped_damaged + recovery->dropped_orphans;
+    recovery->bytes = recovery->pages * store->layout.page_bytes;
+    recovery->dropped_bytes = recovery->dropped_pages * store->layout.page_bytes;
+    return KV_OK;
 }

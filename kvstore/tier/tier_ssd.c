@@ -323,12 +323,24 @@ void kv_ssd_close(struct kv_ssd *ssd)
 
 /* ---- space ---- */
 
-kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
+uint32_t kv_ssd_shape(const struct kv_ssd *ssd, uint32_t *ret_segments)
+{
+    *ret_segments = ssd->segment_max;
+    return ssd->pages_per_segment;
+}
+
+bool kv_ssd_present(const struct kv_ssd *ssd, uint32_t page)
 {
     const uint32_t number = page / ssd->pages_per_segment;
     const uint64_t end = KV_SEGMENT_HEADER_BYTES +
                          (uint64_t)(page % ssd->pages_per_segment + 1) * ssd->place.page_bytes;
-    if (number < ssd->segment_max && end > ssd->segments[number].valid_bytes) return KV_MISS;
+    return number < ssd->segment_max && ssd->segments[number].fd >= 0 &&
+           end <= ssd->segments[number].valid_bytes;
+}
+
+kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
+{
+    if (!kv_ssd_present(ssd, page)) return KV_MISS;
     return kv_ssd_space_claim(&ssd->space, page);
 }
 

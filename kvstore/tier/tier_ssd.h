@@ -40,6 +40,11 @@ kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_disk *disk
                       struct kv_ssd **ret_ssd, struct kv_error *err) KV_MUST_CHECK;
 void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
 
+/* Pages of each segment; *ret_segments: more than the highest number a segment can have, or has. */
+uint32_t kv_ssd_shape(const struct kv_ssd *ssd, uint32_t *ret_segments);
+/* Whether the page's file is there, and was long enough for it when it was opened. */
+bool kv_ssd_present(const struct kv_ssd *ssd, uint32_t page);
+
 /* Recovery: claims one page.  KV_MISS: no such page (its segment file is missing); KV_CORRUPT: it
  * is claimed already. */
 kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;

@@ -10,7 +10,16 @@
 #include "kvstore/base/checksum.h"
 #include "kvstore/format/manifest_record.h"
 
-enum { TYPE_STORE, TYPE_COMMIT, TYPE_USER, TYPE_SESSION, TYPE_NODE, TYPE_PAGE, TYPE_COUNT };
+enum {
+    TYPE_STORE,
+    TYPE_COMMIT,
+    TYPE_USER,
+    TYPE_SESSION,
+    TYPE_NODE,
+    TYPE_SEGMENT,
+    TYPE_PAGE,
+    TYPE_COUNT
+};
 
 /* Decodes; on success encodes again into *ret_buf (caller frees) and returns the length, else 0. */
 static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, uint8_t **ret_buf)
@@ -20,8 +29,9 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     struct kv_record_user user;
     struct kv_record_session session;
     struct kv_record_node node;
+    struct kv_record_segment segment;
     struct kv_record_page page;
-    uint8_t *buf = malloc(kv_record_node_max(KV_PAGES_PER_SESSION_MAX));
+    uint8_t *buf = malloc(KV_MAX(kv_record_node_max(KV_PAGES_PER_SESSION_MAX), bytes));
     EXPECT(buf != NULL);
     *ret_buf = buf;
 
@@ -41,6 +51,9 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     case TYPE_NODE:
         if (kv_record_node_decode(value, bytes, &node) != KV_OK) return 0;
         return kv_record_node_encode(&node, buf);
+    case TYPE_SEGMENT:
+        if (kv_record_segment_decode(value, bytes, &segment) != KV_OK) return 0;
+        return kv_record_segment_encode(&segment, buf);
     default:
         if (kv_record_page_decode(value, bytes, &page) != KV_OK) return 0;
         return kv_record_page_encode(&page, buf);
@@ -92,6 +105,8 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .kernels = 0x32337066,
         .page_uids = uids,
     };
+    const struct kv_record_segment segment = {
+        .state = KV_SEGMENT_SEALED, .used_ms = 7, .pages = 12, .bits = (const uint8_t[2]){5, 8}};
     const struct kv_record_page page = {.uid = 1, .position = 128, .count = 72};
 
     (void)bytes_max;
@@ -107,6 +122,8 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         return 1 + kv_record_session_encode(&session, buf + 1);
     case TYPE_NODE:
         return 1 + kv_record_node_encode(&node, buf + 1);
+    case TYPE_SEGMENT:
+        return 1 + kv_record_segment_encode(&segment, buf + 1);
     case TYPE_PAGE:
         return 1 + kv_record_page_encode(&page, buf + 1);
     default:

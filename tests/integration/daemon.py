@@ -175,6 +175,13 @@ def expect(call, *args, code, reason, **kwargs):
     return got
 
 
+def expect_deadline(call, *args, **kwargs):
+    """A call must fail because its time is up; the client or the daemon notices it first."""
+    got = failure(call, *args, **kwargs)
+    check(got is not None and got.code == "DEADLINE_EXCEEDED" and got.reason in (None, "DEADLINE"),
+          f"want DEADLINE_EXCEEDED, got {got!r}")
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

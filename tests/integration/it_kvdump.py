@@ -596,7 +596,9 @@ def damaged_records():
            [f"manifest: record {page.key.hex()}: a page, damaged"]
            + [node_line(n, "its page at 128 has no record") for n in tree.nodes.values()
               if page.uid in n.uids], "a page flipped")
-    damage(parent.key, None, [node_line(n, "its parent checkpoint has no record") for n in below],
+    damage(parent.key, None, [node_line(n, "its parent checkpoint has no record") for n in below]
+           + [f"session {label}: its record counts {len(tree.nodes)} checkpoints, "
+              f"{len(tree.nodes) - 1} are there"],
            "a parent gone")
     digest = leaf.value[:46] + bytes(32) + leaf.value[78:]
     damage(leaf.key, resealed_record(digest),

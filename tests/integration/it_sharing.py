@@ -6,7 +6,7 @@ import threading
 import time
 
 from daemon import check, equal, expect, scratch
-from talk import MISS, Box, Talk, case, model_dir, run_cases, tokens
+from talk import MISS, Box, Talk, case, model_dir, resumed, run_cases, tokens
 
 CHUNK = 64
 
@@ -64,10 +64,32 @@ def a_model_file_that_shrinks_ends_calls_not_the_daemon():
     os.truncate(os.path.join(path, "model.safetensors"), 8192)
     for ids in (prompt + tokens(80), tokens(20)):
         expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
-    check(f"'{path}/model.safetensors' has become shorter" in box.log(), "the log names the file")
+    check(f"{path}/model.safetensors: shrank" in box.log(), "the log names the file")
     time.sleep(0.2)  # The shard looks every 50 ms.
     check("a file of the model" in box.stats().health, f"health says so: {box.stats().health}")
     equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
+    box.stop()
+
+
+@case
+def a_model_file_that_is_written_to_ends_calls_until_the_next_start():
+    path = os.path.join(scratch(), "model")
+    shutil.copytree(model_dir(), path)
+    box = Box("cpu", {"engine.model_dir": path}).start()
+    talk = Talk(box.client(), "s")
+    prompt = tokens(200)
+    talk.prefill(prompt)
+    weights = os.path.join(path, "model.safetensors")
+    with open(weights, "r+b") as f:
+        f.seek(os.path.getsize(weights) - 64)
+        f.write(b"\x40" * 32)
+    for ids in (prompt + tokens(80), tokens(20)):
+        expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
+    check(f"{path}/model.safetensors: changed" in box.log(), "the log names the file")
+    equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
+    box.stop()
+    box.start()  # Another model by its bytes: what the first one computed is not used.
+    resumed(Talk(box.client(), "s").prefill(prompt + tokens(80)), MISS, 0, "after the restart")
     box.stop()
 
 

@@ -120,7 +120,6 @@ static void save_record(struct save *save)
     kv_status status = KV_OK;
     if (!work->sessions[save->session].known)
         status = kv_batch_user(batch, session->user, content_user_name(save->session));
-    if (status == KV_OK) status = kv_batch_session(batch, session);
     for (uint32_t i = 0; status == KV_OK && i < save->write->count; i++) {
         const struct kv_write_item *item = &save->write->items[i];
         status = kv_batch_page(batch, kv_index_page(index, item->page));
@@ -128,6 +127,7 @@ static void save_record(struct save *save)
             status = kv_batch_free_ssd(batch, item->old_ssd);
     }
     if (status == KV_OK) status = kv_batch_node(batch, save->node);
+    if (status == KV_OK) status = kv_batch_session(batch, session);
     assert(status == KV_OK);
     kv_batch_post(batch, save_recorded, save);
 }

@@ -18,6 +18,7 @@
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/segment_header.h"
+#include "kvstore/store/segments.h"
 #include "kvstore/store/store.h"
 #include "tests/harness.h"
 
@@ -490,15 +491,23 @@ static void read_checkpoint(const struct golden_node *golden, struct kv_node *no
     }
 }
 
-static void test_store_reads_it(const char *dir)
+/* The directory is of a build that had no segment records: the first start reads all trees, writes
+ * the records and says so in the superblock; the second finds the same without a tree. */
+static void test_store_reads_it(const char *dir, bool again)
 {
     world_open(dir);
+    EXPECT_EQ_U64(world.store->recovery.scan_why == NULL, again);
+    EXPECT_EQ_U64(world.store->options.superblock.features, KV_FEATURE_SEGMENTS);
+    EXPECT_EQ_U32(kv_store_segment(world.store, 0).pages_used, KV_ARRAY_COUNT(pages));
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(pages); i++)
+        EXPECT(kv_store_segment_recorded(world.store, pages[i].place));
+    EXPECT(kv_store_segment(world.store, 0).used_ms >= superblock.created_ms + 3500);
     EXPECT_EQ_U64(world.store->recovery.checkpoints, KV_ARRAY_COUNT(nodes));
     EXPECT_EQ_U64(world.store->recovery.pages, KV_ARRAY_COUNT(pages));
     EXPECT_EQ_U64(world.store->recovery.sessions, 2);
     EXPECT_EQ_U64(world.store->recovery.dropped, 0);
     EXPECT_EQ_U64(world.store->recovery.lost_batches, 0);
-    EXPECT_EQ_U64(world.store->commit, COMMIT + 1);
+    EXPECT_EQ_U64(world.store->commit, COMMIT + 2 + (again ? 1 : 0)); /* Starts, records. */
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(nodes); i++) {
         const struct kv_session_id id = kv_session_id_of(&nodes[i].user->id, nodes[i].session);
         struct kv_session *session = kv_index_session_find(world.store->index, &id);
@@ -546,7 +555,8 @@ int main(int argc, char **argv)
     test_same_bytes();
     EXPECT(mkdtemp(dir) != NULL);
     unpack(dir);
-    test_store_reads_it(dir);
+    test_store_reads_it(dir, false);
+    test_store_reads_it(dir, true);
     EXPECT(remove_tree(dir) == 0);
     HARNESS_END();
 }

@@ -2,11 +2,11 @@
  * The manifest on a file system that others fill.
  *
  * Goal: on a full file system records are written as long as RocksDB has blocks reserved for them,
- * then refused with nothing written; the file system filled at any moment never ends the manifest;
- * with room again writes succeed by themselves; whatever was answered with OK is there after a
- * reopen, and what was refused is not.
- * Method: a real ext4 in a file, a filler that takes every block, before and while RocksDB writes
- * its tables.  Skipped where loop devices or mounts are not allowed.
+ * deletions longer, then refused with nothing written; the file system filled at any moment never
+ * ends the manifest; with room again writes succeed by themselves; whatever was answered with OK is
+ * there after a reopen, and what was refused is not. Method: a real ext4 in a file, a filler that
+ * takes every block, before and while RocksDB writes its tables.  Skipped where loop devices or
+ * mounts are not allowed.
  */
 
 #include "kvstore/base/bytes.h"
@@ -23,8 +23,14 @@
 
 enum { FS_BYTES = 64 << 20, VALUE_BYTES = 4000, KEYS_MAX = 60000, RESUME_MS = 5000 };
 
+struct post {
+    struct kv_manifest_batch batch;
+    bool done;
+};
+
 struct env {
     struct cr_loop loop;
+    struct kv_mailbox *mailbox;
     char scratch[300], dir[400], filler[400];
     struct kv_manifest *manifest;
     uint32_t next;
@@ -52,7 +58,13 @@ static void env_init(struct env *env)
     EXPECT(cr_loop_make(&env->loop, env->scratch, FS_BYTES, why));
     (void)snprintf(env->dir, sizeof(env->dir), "%s/manifest", env->loop.mount);
     (void)snprintf(env->filler, sizeof(env->filler), "%s/filler", env->loop.mount);
+    EXPECT(kv_mailbox_create(&env->mailbox, NULL) == KV_OK);
     EXPECT(kv_manifest_open(env->dir, &env->manifest, NULL) == KV_OK);
+}
+
+static void answered(struct kv_msg *msg)
+{
+    KV_CONTAINER_OF(msg, struct post, batch.msg)->done = true;
 }
 
 /* One record; where it is `removes`, a deletion of a key that never was. */
@@ -60,18 +72,30 @@ static kv_status put(struct env *env, bool removes)
 {
     uint8_t value[VALUE_BYTES];
     char key[16];
+    struct post post = {.done = false};
     EXPECT(env->next < KEYS_MAX);
     memset(value, (int)(env->next % 251), sizeof(value));
     (void)snprintf(key, sizeof(key), "k%08u", env->next);
-    const struct kv_manifest_put puts = {
+    const struct kv_manifest_put put = {
         .key = (const uint8_t *)key,
         .key_bytes = (uint32_t)strlen(key),
         .value = removes ? NULL : value,
         .value_bytes = removes ? 0 : VALUE_BYTES,
     };
-    const kv_status status = kv_manifest_write_now(env->manifest, &puts, 1, NULL);
-    env->written[env->next++] = removes ? 0 : (uint8_t)(1 + status);
-    return status;
+    post.batch = (struct kv_manifest_batch){
+        .msg = {.run = answered},
+        .reply = env->mailbox,
+        .puts = &put,
+        .put_count = 1,
+        .resumes = kv_manifest_stats(env->manifest).may_resume,
+    };
+    kv_manifest_write_post(env->manifest, &post.batch);
+    while (!post.done) {
+        kv_mailbox_wait(env->mailbox, 10000);
+        (void)kv_mailbox_run(env->mailbox, 64);
+    }
+    env->written[env->next++] = removes ? 0 : (uint8_t)(1 + post.batch.status);
+    return post.batch.status;
 }
 
 static kv_status visit(void *context, const struct kv_manifest_put *record)
@@ -101,6 +125,7 @@ static void env_fini(struct env *env, uint32_t oks)
     }
     EXPECT_EQ_U32(found, oks);
     kv_manifest_close(env->manifest);
+    kv_mailbox_destroy(env->mailbox);
     cr_loop_drop(&env->loop);
     ex_remove_tree(env->scratch);
     free(env->written);
@@ -128,23 +153,27 @@ static void test_filled_before(void)
 {
     struct env env;
     uint32_t oks = 0, more = 0, removed = 0;
-    kv_status status = KV_OK;
     env_init(&env);
     for (; oks < 100; oks++)
         EXPECT(put(&env, false) == KV_OK);
     fill(&env);
-    EXPECT(!kv_manifest_stats(env.manifest).no_room);
-    while ((status = put(&env, false)) == KV_OK)
+    while (!kv_manifest_stats(env.manifest).no_room) {
+        EXPECT(put(&env, false) == KV_OK);
         more++;
-    (void)printf("  full: %u more records of %d bytes, then refused\n", more, VALUE_BYTES);
-    EXPECT_EQ_U32(status, KV_BUSY);
+    }
+    (void)printf("  full: %u more records of %d bytes, then no_room\n", more, VALUE_BYTES);
     EXPECT(more * VALUE_BYTES > 3u << 20); /* Of the reserved log. */
-    EXPECT(kv_manifest_stats(env.manifest).no_room && !kv_manifest_stats(env.manifest).failed);
+    oks += more;
+    EXPECT(!kv_manifest_stats(env.manifest).failed && !kv_manifest_stats(env.manifest).may_resume);
     for (uint32_t i = 0; i < 1000; i++)
         removed += put(&env, true) == KV_OK;
     EXPECT_EQ_U32(removed, 1000);
-    EXPECT_EQ_U32(put(&env, false), KV_BUSY);
-    oks += more;
+    /* Who does not ask is refused before the log ends; then so are deletions, which may depend on
+     * what was refused. */
+    while (put(&env, false) == KV_OK)
+        oks++;
+    EXPECT_EQ_U32(env.written[env.next - 1], 1 + KV_BUSY);
+    EXPECT_EQ_U32(put(&env, true), KV_BUSY);
     const uint64_t ms = resumes_after(&env, &oks);
     (void)printf("  written %llu ms after the space came back\n", (unsigned long long)ms);
     EXPECT(ms < RESUME_MS);

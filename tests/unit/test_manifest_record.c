@@ -54,6 +54,12 @@ static kv_status decode_page(const uint8_t *value, uint32_t bytes)
     return kv_record_page_decode(value, bytes, &record);
 }
 
+static kv_status decode_segment(const uint8_t *value, uint32_t bytes)
+{
+    struct kv_record_segment record;
+    return kv_record_segment_decode(value, bytes, &record);
+}
+
 /* Every cut and every changed byte is refused.  The copy has the exact size, so that a sanitizer
  * sees a read beyond it. */
 static void check_damage(decode_fn *decode, const uint8_t *value, uint32_t bytes)
@@ -418,6 +424,56 @@ static void test_page(void)
     check_refused(decode_page, buf, bytes, 25, 129, 4);
 }
 
+static void test_segment(void)
+{
+    const uint8_t bits[2] = {0x81, 0x02};
+    const struct kv_record_segment record = {
+        .state = KV_SEGMENT_SEALED, .used_ms = 0x1122334455, .pages = 12, .bits = bits};
+    struct kv_record_segment got;
+    uint8_t buf[BUF];
+
+    const uint32_t bytes = kv_record_segment_encode(&record, buf);
+    EXPECT_EQ_U32(bytes, kv_record_segment_bytes(12));
+    EXPECT_EQ_U32(bytes, 20);
+    EXPECT(kv_record_segment_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_U32(got.state, KV_SEGMENT_SEALED);
+    EXPECT_EQ_U64(got.used_ms, 0x1122334455);
+    EXPECT_EQ_U32(got.pages, 12);
+    EXPECT_EQ_MEM(got.bits, bits, 2);
+    check_damage(decode_segment, buf, bytes);
+    check_refused(decode_segment, buf, bytes, 0, 2, 1);
+    check_refused(decode_segment, buf, bytes, 1, 0, 1);
+    check_refused(decode_segment, buf, bytes, 1, 3, 1);
+    check_refused(decode_segment, buf, bytes, 10, 0, 4);
+    check_refused(decode_segment, buf, bytes, 10, 8, 4);  /* A byte more than 8 pages need. */
+    check_refused(decode_segment, buf, bytes, 10, 17, 4); /* A byte less. */
+    check_refused(decode_segment, buf, bytes, 10, 9, 4);  /* Page 9 is behind the last. */
+    check_refused(decode_segment, buf, bytes, 10, UINT32_MAX, 4);
+
+    EXPECT_EQ_U32(kv_record_segment_bits(8), 1);
+    EXPECT_EQ_U32(kv_record_segment_bits(9), 2);
+    EXPECT_EQ_U32(kv_record_doubt_encode(buf), KV_RECORD_DOUBT_BYTES);
+}
+
+static void test_segment_keys(void)
+{
+    uint8_t key[KV_RECORD_KEY_MAX], other[KV_RECORD_KEY_MAX];
+    uint32_t number = 0;
+    EXPECT_EQ_U32(kv_key_doubt(key), 1);
+    EXPECT_EQ_U32(key[0], 'G');
+    EXPECT(!kv_key_segment_parse(key, 1, &number));
+    EXPECT_EQ_U32(kv_key_segment(0x01020304, key), 5);
+    EXPECT_EQ_MEM(key, "G\1\2\3\4", 5);
+    EXPECT(kv_key_segment_parse(key, 5, &number));
+    EXPECT_EQ_U32(number, 0x01020304);
+    EXPECT(!kv_key_segment_parse(key, 4, &number));
+    key[0] = 'S';
+    EXPECT(!kv_key_segment_parse(key, 5, &number));
+    (void)kv_key_segment(255, key);
+    (void)kv_key_segment(256, other);
+    EXPECT(memcmp(key, other, 5) < 0);
+}
+
 static void test_keys(void)
 {
     struct kv_user_id user;
@@ -465,6 +521,8 @@ int main(void)
     test_one_too_many();
     test_empty_name();
     test_page();
+    test_segment();
+    test_segment_keys();
     test_keys();
     HARNESS_END();
 }

@@ -12,6 +12,7 @@
 #include "tools/cachectl/bench_list.h"
 #include "tools/cachectl/commands.h"
 #include "tools/cachectl/spawn.h"
+#include "tools/mkstate_content.h"
 
 #include <string.h>
 
@@ -37,6 +38,10 @@
     "              refused; with --dir through a daemon of its own that keeps its state there\n"   \
     "              (all defaults but for the synthetic backend), else through the one at\n"        \
     "              --endpoint.  Ends with an error if a save was refused or failed.\n"
+#define TEXT_RESTART                                                                               \
+    "restart       a daemon on a directory of mkstate, killed with -9 under load and started\n"    \
+    "              again: time to ready and to the first hit, memory; 1,000,000 checkpoints\n"     \
+    "              (--quick: 100,000) are made where no --dir is given\n"
 #define TEXT_ENGINE                                                                                \
     "\nThe engine's benchmarks run on the model `small` with random weights, in this process\n"    \
     "where nothing else is said.\n"
@@ -52,6 +57,7 @@ static const struct {
     {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
     {"fill", TEXT_FILL "\n" TEXT_ALL, "cachectl bench fill --dir /var/lib/scratch --bytes 3GiB",
      NULL},
+    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --dir /var/tmp/state", NULL},
     {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
     {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
     {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", bench_resume},
@@ -63,10 +69,12 @@ static const struct {
 
 /* Runs the benchmark `name`. */
 static int run_named(struct bench_progress *progress, const char *name,
-                     const struct bench_engine_options *options, const char *daemon, bool hot)
+                     const struct bench_engine_options *options,
+                     const struct bench_restart_options *restart, bool hot)
 {
     if (strcmp(name, "gemm") == 0) return bench_gemm(progress, options->quick, hot);
-    if (strcmp(name, "rpc") == 0) return bench_rpc(progress, daemon, options->quick);
+    if (strcmp(name, "rpc") == 0) return bench_rpc(progress, restart->daemon, options->quick);
+    if (strcmp(name, "restart") == 0) return bench_restart(progress, restart);
     for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
         if (strcmp(name, benches[i].name) == 0) return benches[i].run(progress, options);
     ctl_error("no benchmark is called %.64s: see cachectl bench --help", name);
@@ -92,18 +100,21 @@ static struct command named_command(const struct command *command, int argc, cha
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
     struct bench_engine_options options = {.threads = 0};
+    struct bench_restart_options restart = {.seed = MKSTATE_SEED_DEFAULT};
     struct bench_progress progress;
-    const char *daemon = NULL;
     struct bench_fill_options fill = {.bytes = NULL};
     bool hot = false;
     int code = 0;
 
     const struct arg args[] = {
         {"--quick", ARG_FLAG, NULL, "few and short rounds: done within a minute", &options.quick},
-        {"--daemon", ARG_TEXT, "PATH", "rpc, fill: its program (../cached/cached beside cachectl)",
-         &daemon},
+        {"--daemon", ARG_TEXT, "PATH",
+         "rpc, restart, fill: its program (../cached/cached beside cachectl)", &restart.daemon},
+        {"--dir", ARG_TEXT, "DIR",
+         "restart: a directory of mkstate; it stays, a little fuller; fill: state of its daemon",
+         &restart.dir},
+        {"--seed", ARG_COUNT, "K", "restart: mkstate's --seed of DIR (default 1)", &restart.seed},
         {"--bytes", ARG_TEXT, "N", "fill: how much to save: 3GiB", &fill.bytes},
-        {"--dir", ARG_TEXT, "DIR", "fill: state directory of its own daemon", &fill.dir},
         {"--ops-token-file", ARG_TEXT, "F", "fill: token with role ops, where there is no --dir",
          &fill.ops_token_file},
         {"--hot", ARG_FLAG, NULL, "gemm: one matrix again and again, not a set of them", &hot},
@@ -119,10 +130,12 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
                   (unsigned long long)options.threads);
         return CLIENT_EXIT_USAGE;
     }
-    fill.daemon = daemon;
+    fill.daemon = restart.daemon;
+    fill.dir = restart.dir;
     bench_progress_start(&progress, ctl);
+    restart.quick = options.quick;
     code = strcmp(argv[0], "fill") == 0 ? bench_fill(&progress, &fill)
-                                        : run_named(&progress, argv[0], &options, daemon, hot);
+                                        : run_named(&progress, argv[0], &options, &restart, hot);
     bench_progress_stop(&progress);
     if (code != 0 && spawn_interrupted()) bench_say_interrupted(&progress);
     return code;
@@ -143,8 +156,8 @@ const struct command command_bench = {
     .name = "bench",
     .arguments = "NAME",
     .summary = "one named benchmark, against anchors of the same run",
-    .details = TEXT_RPC TEXT_GEMM TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE TEXT_DRAFT
-        TEXT_BATCH_REPLAY TEXT_FILL TEXT_ENGINE TEXT_ALL,
+    .details = TEXT_RPC TEXT_GEMM TEXT_RESTART TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE
+        TEXT_DRAFT TEXT_BATCH_REPLAY TEXT_FILL TEXT_ENGINE TEXT_ALL,
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,
     .arguments_max = 1,

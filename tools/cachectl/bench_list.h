@@ -19,6 +19,13 @@ int bench_fill(struct bench_progress *progress, const struct bench_fill_options 
 /* "3GiB": a number above 0 with B, KiB, MiB, GiB, TiB or nothing behind it. */
 bool bench_parse_bytes(const char *text, uint64_t *ret_bytes);
 
+struct bench_restart_options {
+    const char *daemon, *dir; /* dir NULL: made by mkstate, and removed again. */
+    uint64_t seed;            /* mkstate's, of dir. */
+    bool quick;
+};
+int bench_restart(struct bench_progress *progress, const struct bench_restart_options *options);
+
 int bench_prefill(struct bench_progress *progress, const struct bench_engine_options *options);
 int bench_threads(struct bench_progress *progress, const struct bench_engine_options *options);
 int bench_resume(struct bench_progress *progress, const struct bench_engine_options *options);

@@ -97,7 +97,7 @@ static void ask_daemon(struct ctl *ctl, struct doctor *doctor, struct facts *fac
         doctor_add(doctor, "daemon", serving ? DOCTOR_OK : DOCTOR_FAIL,
                    "the sentence says what to repair", "answers at %s: %s", ctl->endpoint,
                    facts->stats->health);
-        judge_stats(doctor, facts->stats);
+        if (facts->stats->start_phase[0] == '\0') judge_stats(doctor, facts->stats);
     }
     if (facts->stats &&
         !client_call(client, CLIENT_GET_CONFIG, &config.base, &facts->config, &failure)) {

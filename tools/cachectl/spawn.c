@@ -9,6 +9,7 @@
 #include "tools/cachectl/spawn.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/clock.h"
 #include "kvstore/base/digest.h"
 
 #include <assert.h>
@@ -29,6 +30,7 @@
 
 #define READY_MS 20000u
 #define STOP_MS 20000u
+#define POLL_MS 5
 
 static void sleep_ms(long ms)
 {
@@ -170,7 +172,7 @@ bool spawn_wait_ready(const char *endpoint, pid_t pid, uint32_t timeout_ms)
         if (!client) return false;
         if (!client_health(client, "", &serving, &failure)) serving = false;
         client_destroy(client);
-        if (!serving) sleep_ms(20);
+        if (!serving) sleep_ms(POLL_MS);
     }
     return true;
 }
@@ -202,15 +204,26 @@ static bool make_token(const char *path, const char *user, const char *role, cha
     return write_file(path, token);
 }
 
+/* Of a state directory that stays: a daemon's own limits and clock. */
+static void format_given(const struct spawn_options *options, const struct spawn *spawn, char *text,
+                         size_t text_bytes)
+{
+    (void)snprintf(text, text_bytes,
+                   "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
+                   "[state]\ndir = %s\n[engine]\nbackend = %s\n[pool]\nbytes = 64MiB\n",
+                   spawn->dir, spawn->dir, options->state_dir, options->backend);
+}
+
 static bool write_files(const struct spawn_options *options, struct spawn *spawn)
 {
-    char path[SPAWN_PATH_BYTES], user_line[128], ops_line[128], tokens[256], text[2048];
+    char path[SPAWN_PATH_BYTES], user_line[160], ops_line[128], tokens[320], text[2048];
 
     (void)snprintf(spawn->endpoint, sizeof(spawn->endpoint), "unix:%s/sock", spawn->dir);
     (void)snprintf(spawn->user_token, sizeof(spawn->user_token), "%s/user.token", spawn->dir);
     (void)snprintf(spawn->ops_token, sizeof(spawn->ops_token), "%s/ops.token", spawn->dir);
     (void)snprintf(spawn->log, sizeof(spawn->log), "%s/log", spawn->dir);
-    if (!make_token(spawn->user_token, "user", "harness", user_line, sizeof(user_line)) ||
+    const char *user = options->user ? options->user : "user";
+    if (!make_token(spawn->user_token, user, "harness", user_line, sizeof(user_line)) ||
         !make_token(spawn->ops_token, "ops", "ops", ops_line, sizeof(ops_line)))
         return false;
     (void)snprintf(tokens, sizeof(tokens), "%s%s", user_line, ops_line);
@@ -219,14 +232,6 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
     (void)snprintf(path, sizeof(path), "%s/state", spawn->dir);
     if (mkdir(path, 0700) != 0) return false;
 
-    if (options->state_dir != NULL) {
-        (void)snprintf(text, sizeof(text),
-                       "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
-                       "[state]\ndir = %s\n[engine]\nbackend = %s\n[log]\nlevel = warn\n",
-                       spawn->dir, spawn->dir, options->state_dir, options->backend);
-        (void)snprintf(path, sizeof(path), "%s/conf", spawn->dir);
-        return write_file(path, text);
-    }
     /* Wide limits: what is measured is the cache's logic, not a full tier. */
     (void)snprintf(text, sizeof(text),
                    "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
@@ -239,12 +244,12 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
                    options->model_dir ? "model_dir = " : "",
                    options->model_dir ? options->model_dir : "", options->draft ? "draft = " : "",
                    options->draft ? options->draft : "");
+    if (options->state_dir) format_given(options, spawn, text, sizeof(text));
     (void)snprintf(path, sizeof(path), "%s/conf", spawn->dir);
     return write_file(path, text);
 }
 
-/* Removes a directory of files and of directories of files. */
-static void remove_tree(const char *path, int depth)
+void spawn_remove_tree(const char *path, int depth)
 {
     DIR *dir = opendir(path);
 
@@ -253,7 +258,7 @@ static void remove_tree(const char *path, int depth)
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (snprintf(child, sizeof(child), "%s/%s", path, entry->d_name) >= (int)sizeof(child))
             continue;
-        if (unlink(child) != 0 && depth > 0) remove_tree(child, depth - 1);
+        if (unlink(child) != 0 && depth > 0) spawn_remove_tree(child, depth - 1);
     }
     if (dir) (void)closedir(dir);
     (void)rmdir(path);
@@ -271,9 +276,33 @@ static void say_last_line(const char *log_path)
     if (last[0] != '\0') ctl_error("it said: %s", last);
 }
 
+int spawn_again(const struct ctl *ctl, struct spawn *spawn)
+{
+    char flag[] = "--config", conf[SPAWN_PATH_BYTES];
+
+    (void)snprintf(conf, sizeof(conf), "%s/conf", spawn->dir);
+    char *const argv[] = {spawn->program, flag, conf, NULL};
+    const uint64_t began = kv_clock_stopwatch_ns();
+    spawn->pid = spawn_process(argv, spawn->log);
+    if (spawn->pid == 0) {
+        ctl_error("cannot start %s", spawn->program);
+        return CLIENT_EXIT_UNAVAILABLE;
+    }
+    if (spawn_wait_ready(spawn->endpoint, spawn->pid, READY_MS)) {
+        spawn->ready_ns = kv_clock_stopwatch_ns() - began;
+        ctl_say(ctl, "started %s in %s", spawn->program, spawn->dir);
+        return CLIENT_EXIT_OK;
+    }
+    if (!spawn_interrupted()) {
+        ctl_error("%s does not serve", spawn->program);
+        say_last_line(spawn->log);
+    }
+    (void)spawn_kill(spawn);
+    return CLIENT_EXIT_UNAVAILABLE;
+}
+
 int spawn_start(const struct ctl *ctl, const struct spawn_options *options, struct spawn *ret)
 {
-    char daemon[1024], flag[] = "--config", conf[SPAWN_PATH_BYTES];
     const char *tmp = getenv("TMPDIR");
 
     *ret = (struct spawn){0};
@@ -282,46 +311,41 @@ int spawn_start(const struct ctl *ctl, const struct spawn_options *options, stru
     /* A socket's path may have 107 bytes. */
     if (!tmp || strlen(tmp) > 60 || tmp[0] != '/') tmp = "/tmp";
     if (options->daemon) {
-        (void)snprintf(daemon, sizeof(daemon), "%s", options->daemon);
-    } else if (!spawn_self_path("../cached/cached", daemon, sizeof(daemon))) {
-        daemon[0] = '\0';
+        (void)snprintf(ret->program, sizeof(ret->program), "%s", options->daemon);
+    } else if (!spawn_self_path("../cached/cached", ret->program, sizeof(ret->program))) {
+        ret->program[0] = '\0';
     }
-    if (access(daemon, X_OK) != 0) {
-        ctl_error("no daemon at %s: give --daemon PATH", daemon);
+    if (access(ret->program, X_OK) != 0) {
+        ctl_error("no daemon at %s: give --daemon PATH", ret->program);
         return CLIENT_EXIT_NOT_FOUND;
     }
     (void)snprintf(ret->dir, sizeof(ret->dir), "%s/cachectl.XXXXXX", tmp);
     if (!mkdtemp(ret->dir)) {
         ctl_error("cannot make a directory in %s: %s", tmp, strerror(errno));
+        ret->dir[0] = '\0';
         return CLIENT_EXIT_FAILED;
     }
-    if (!write_files(options, ret)) {
+    int code = CLIENT_EXIT_UNAVAILABLE;
+    if (write_files(options, ret))
+        code = spawn_again(ctl, ret);
+    else
         ctl_error("cannot write in %s: %s", ret->dir, strerror(errno));
-        goto fail;
-    }
-    (void)snprintf(conf, sizeof(conf), "%s/conf", ret->dir);
-    char *const argv[] = {daemon, flag, conf, NULL};
-    ret->pid = spawn_process(argv, ret->log);
-    if (ret->pid == 0) ctl_error("cannot start %s", daemon);
-    if (ret->pid == 0) goto fail;
-    if (spawn_wait_ready(ret->endpoint, ret->pid, READY_MS)) {
-        ctl_say(ctl, "started %s with backend %s in %s", daemon, options->backend, ret->dir);
-        return CLIENT_EXIT_OK;
-    }
-    if (!spawn_interrupted()) {
-        ctl_error("%s does not serve", daemon);
-        say_last_line(ret->log);
-    }
-    (void)kill(ret->pid, SIGKILL);
-    (void)waitpid(ret->pid, NULL, 0);
-
-fail:
-    remove_tree(ret->dir, 2);
+    if (code == CLIENT_EXIT_OK) return code;
+    spawn_remove_tree(ret->dir, 2);
     *ret = (struct spawn){0};
-    return CLIENT_EXIT_UNAVAILABLE;
+    return code;
 }
 
-bool spawn_stop(struct spawn *spawn)
+bool spawn_kill(struct spawn *spawn)
+{
+    if (spawn->pid == 0) return true;
+    (void)kill(spawn->pid, SIGKILL);
+    const bool ended = waitpid(spawn->pid, NULL, 0) == spawn->pid;
+    spawn->pid = 0;
+    return ended;
+}
+
+bool spawn_halt(struct spawn *spawn)
 {
     int state = 0;
     pid_t ended = 0;
@@ -337,16 +361,21 @@ bool spawn_stop(struct spawn *spawn)
         (void)waitpid(spawn->pid, &state, 0);
     }
     const bool well = ended == spawn->pid && WIFEXITED(state) && WEXITSTATUS(state) == 0;
-    if (well) {
-        remove_tree(spawn->dir, 2);
-    } else {
-        ctl_error("the daemon did not end well (%s %d); its files are in %s",
-                  ended == 0           ? "killed after 20 s, signal"
-                  : WIFSIGNALED(state) ? "signal"
-                                       : "exit code",
-                  WIFSIGNALED(state) ? WTERMSIG(state) : WEXITSTATUS(state), spawn->dir);
-        say_last_line(spawn->log);
-    }
+    spawn->pid = 0;
+    if (well) return true;
+    ctl_error("the daemon did not end well (%s %d); its files are in %s",
+              ended == 0           ? "killed after 20 s, signal"
+              : WIFSIGNALED(state) ? "signal"
+                                   : "exit code",
+              WIFSIGNALED(state) ? WTERMSIG(state) : WEXITSTATUS(state), spawn->dir);
+    say_last_line(spawn->log);
+    return false;
+}
+
+bool spawn_stop(struct spawn *spawn)
+{
+    const bool well = spawn_halt(spawn);
+    if (well && spawn->dir[0] != '\0') spawn_remove_tree(spawn->dir, 2);
     *spawn = (struct spawn){0};
     return well;
 }

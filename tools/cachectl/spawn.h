@@ -3,7 +3,8 @@
 /* A daemon of one's own: for replays and benchmarks that must not touch anybody's data.
  *
  * It lives in a fresh private directory under TMPDIR or /tmp with wide limits, a virtual clock and
- * a unix socket; stopping it removes the directory. */
+ * a unix socket; stopping it removes the directory.  With a state directory given, that one stays,
+ * and limits and clock are a daemon's defaults. */
 
 #include "tools/cachectl/ctl.h"
 
@@ -16,7 +17,8 @@ struct spawn_options {
     const char *backend;   /* "cpu" or "synthetic" */
     const char *model_dir; /* NULL: the synthetic backend's own layout. */
     const char *draft;     /* engine.draft; NULL: its default. */
-    const char *state_dir; /* Stays; tiers and clock are the defaults then.  NULL: in its own. */
+    const char *state_dir; /* NULL: one of its own. */
+    const char *user;      /* Whose token user_token is; NULL: "user". */
 };
 
 /* Owned by: the caller's stack. */
@@ -27,6 +29,8 @@ struct spawn {
     char user_token[SPAWN_PATH_BYTES]; /* Files. */
     char ops_token[SPAWN_PATH_BYTES];
     char log[SPAWN_PATH_BYTES];
+    char program[1024];
+    uint64_t ready_ns; /* From its start until it served, the last time. */
 };
 
 /* Starts it and waits until it serves.  Returns an exit code; after 0 spawn_stop() must follow.
@@ -36,6 +40,15 @@ int spawn_start(const struct ctl *ctl, const struct spawn_options *options, stru
 /* Stops it and removes its directory; keeps the directory and says where when the daemon did not
  * end well.  Returns false then. */
 bool spawn_stop(struct spawn *spawn);
+
+/* Stops it, or kills it, and waits for its end; its directory stays, for spawn_again() or
+ * spawn_stop().  false: it did not end well. */
+bool spawn_halt(struct spawn *spawn);
+bool spawn_kill(struct spawn *spawn);
+/* Starts it again and waits until it serves.  Returns an exit code. */
+int spawn_again(const struct ctl *ctl, struct spawn *spawn);
+/* Removes a directory of files and of directories of files, at most `depth` deep. */
+void spawn_remove_tree(const char *path, int depth);
 
 /* From here on SIGINT, SIGTERM and SIGHUP wait until spawn_interrupted() is asked.  For commands
  * that have something to remove; before they start threads, which inherit it. */

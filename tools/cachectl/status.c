@@ -75,16 +75,19 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
     }
     (void)out_hex(fingerprint, s->model_fingerprint.data, KV_MIN(s->model_fingerprint.len, 8));
     json_t *daemon =
-        json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "version",
-                  s->version, "commit", s->commit, "uptime_ms", (json_int_t)s->uptime_ms, "pid",
-                  (json_int_t)s->pid, "model", s->model_name, "fingerprint", fingerprint, "backend",
-                  s->engine_backend, "isa", s->engine_isa, "kernels", s->engine_family,
-                  "io_backend", s->io_backend, "clock_mode", s->clock_mode, "health", s->health);
+        json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I}",
+                  "version", s->version, "commit", s->commit, "uptime_ms", (json_int_t)s->uptime_ms,
+                  "pid", (json_int_t)s->pid, "model", s->model_name, "fingerprint", fingerprint,
+                  "backend", s->engine_backend, "isa", s->engine_isa, "kernels", s->engine_family,
+                  "io_backend", s->io_backend, "clock_mode", s->clock_mode, "health", s->health,
+                  "start_phase", s->start_phase, "start_percent", (json_int_t)s->start_percent);
     json_t *sessions = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:f}", "known", (json_int_t)s->sessions, "live",
+        "{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f}", "known", (json_int_t)s->sessions, "live",
         (json_int_t)s->sessions_live, "checkpoints", (json_int_t)s->checkpoints, "recovered",
         (json_int_t)s->recovered_checkpoints, "dropped", (json_int_t)s->dropped_checkpoints,
-        "lost_batches", stats_sum(s, "cached_lost_batches", NULL));
+        "lost_batches", stats_sum(s, "cached_lost_batches", NULL), "recovered_bytes",
+        stats_sum(s, "cached_start_recovered", "what=\"bytes\""), "dropped_bytes",
+        stats_sum(s, "cached_start_dropped", "what=\"bytes\""));
     json_t *resumes = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "exact", o.exact, "replay",
                                 o.replay, "miss", o.miss, "requested_tokens", o.requested_tokens,
                                 "hit_tokens", o.hit_tokens, "replayed_tokens", o.replayed_tokens,
@@ -195,6 +198,38 @@ static void print_evictions(const struct ctl *ctl, const Cached__Admin__V1__GetS
     (void)putchar('\n');
 }
 
+static void print_starting(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
+{
+    char uptime[OUT_TEXT_BYTES];
+    (void)printf("%scached %s%s  commit %.12s  pid %" PRIu64 "  up %s\n", ctl_bold(ctl), s->version,
+                 ctl_plain(ctl), s->commit, s->pid, out_duration(uptime, s->uptime_ms));
+    (void)printf("%-9s %s%s%s\n", "health", ctl_yellow(ctl), s->health, ctl_plain(ctl));
+}
+
+static void print_recovery(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
+{
+    static const struct {
+        const char *label, *text;
+    } causes[] = {
+        {"what=\"checkpoints\",cause=\"place_gone\"", "need pages that are gone"},
+        {"what=\"checkpoints\",cause=\"record_damaged\"", "had a damaged record"},
+        {"what=\"checkpoints\",cause=\"session_unknown\"", "are of sessions without a record"},
+        {"what=\"sessions\"", "sessions had a damaged record"},
+    };
+    char bytes[OUT_TEXT_BYTES];
+    const double recovered = stats_sum(s, "cached_start_recovered", "what=\"bytes\"");
+    (void)printf("%-9s %" PRIu64 " checkpoints recovered (%s), %" PRIu64 " dropped%s\n", "at start",
+                 s->recovered_checkpoints, out_bytes(bytes, (uint64_t)recovered),
+                 s->dropped_checkpoints,
+                 stats_sum(s, "cached_start_trees_read", NULL) > 0 ? "; all trees were read" : "");
+    for (size_t i = 0; i < KV_ARRAY_COUNT(causes); i++) {
+        const double count = stats_sum(s, "cached_start_dropped", causes[i].label);
+        if (count > 0)
+            (void)printf("%-9s %s%.0f %s%s\n", "", ctl_yellow(ctl), count, causes[i].text,
+                         ctl_plain(ctl));
+    }
+}
+
 static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
 {
     char rss[OUT_TEXT_BYTES], budget[OUT_TEXT_BYTES];
@@ -202,13 +237,16 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
     const bool over = s->rss_bytes > s->rss_budget_bytes;
     const double lost = stats_sum(s, "cached_lost_batches", NULL);
 
+    if (s->start_phase[0] != '\0') {
+        print_starting(ctl, s);
+        return;
+    }
     print_head(ctl, s);
     for (size_t i = 0; i < s->n_tiers; i++)
         print_tier(ctl, s->tiers[i], i == 0, strcmp(s->health, "serving") == 0);
     (void)printf("%-9s %" PRIu64 " known, %" PRIu64 " live, %" PRIu64 " checkpoints\n", "sessions",
                  s->sessions, s->sessions_live, s->checkpoints);
-    (void)printf("%-9s %" PRIu64 " checkpoints recovered, %" PRIu64 " dropped\n", "at start",
-                 s->recovered_checkpoints, s->dropped_checkpoints);
+    print_recovery(ctl, s);
     if (lost > 0)
         (void)printf("%-9s %s%.0f batches of acknowledged records, before this start%s\n", "lost",
                      ctl_red(ctl), lost, ctl_plain(ctl));

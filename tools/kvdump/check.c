@@ -358,6 +358,7 @@ kv_status dump_check_tree(struct dump *dump, struct dump_tree *tree, void *conte
     check_nodes(dump, tree);
     dump->counts.checkpoints += tree->node_count;
     dump->counts.pages += tree->page_count;
+    dump_count_tree(dump, tree);
     report(dump, tree);
     return KV_OK;
 }

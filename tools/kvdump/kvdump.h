@@ -4,8 +4,8 @@
  * kvdump: prints and verifies a state directory that no daemon uses.  It never writes.
  *
  * state.c opens the directory and knows users, sessions and segments; tree.c walks the records,
- * one session's tree at a time; check.c compares a tree with its pages; verify.c and print.c are
- * the two commands.
+ * one session's tree at a time; check.c compares a tree with its pages; segments.c compares what is
+ * counted in records with what is there; verify.c and print.c are the two commands.
  */
 
 #include "kvstore/base/limits.h"
@@ -31,7 +31,11 @@ enum dump_exit {
 struct dump_segment {
     bool is_there;
     uint64_t file_bytes;
-    uint32_t used;                /* Pages that records claim. */
+    uint32_t used; /* Pages that records claim. */
+    bool has_record;
+    uint8_t state; /* As recorded, like the next two. */
+    uint64_t used_ms;
+    uint8_t *bits;                /* Heap. */
     char cause[DUMP_CAUSE_BYTES]; /* What is wrong with it as a whole; empty: nothing. */
 };
 
@@ -47,6 +51,7 @@ struct dump_session {
     uint64_t created_ms, used_ms, ttl_ms;
     struct kv_checkpoint_id head;
     uint32_t head_tokens, checkpoints;
+    uint32_t found; /* Checkpoints that are there. */
     bool has_head;
     uint8_t kind;
 };
@@ -55,6 +60,7 @@ struct dump_counts {
     uint64_t checkpoints, pages, unlisted; /* Unlisted: pages that no checkpoint needs. */
     uint64_t damages;                      /* Lines of damage. */
     uint64_t hurt_checkpoints, bad_pages;
+    uint64_t unread; /* Records that could not be read: what is counted says nothing then. */
 };
 
 struct dump {
@@ -68,6 +74,7 @@ struct dump {
     kv_status noted_status; /* Of the file acknowledged; KV_MISS: nothing is noted. */
     struct kv_acknowledged noted;
     uint32_t noted_damaged; /* Slots. */
+    bool is_doubted;        /* The next start counts again. */
     bool has_store;
     struct kv_record_store store;
     uint32_t pages_per_segment;
@@ -160,6 +167,17 @@ bool dump_claim(struct dump *dump, const struct dump_tree *tree, struct dump_pag
 
 /* Compares a tree with its pages; lines of damage. */
 kv_status dump_check_tree(struct dump *dump, struct dump_tree *tree, void *context);
+
+/* ---- segments.c ---- */
+
+/* Of a `G` record. */
+kv_status dump_visit_segment(void *context, const struct kv_manifest_put *put);
+/* Notes how many checkpoints a session has. */
+void dump_count_tree(struct dump *dump, const struct dump_tree *tree);
+/* When all trees were seen: lines of damage for what is counted wrong. */
+void dump_check_counted(struct dump *dump);
+/* "open", "sealed"; NULL: it has no record. */
+const char *dump_segment_state(const struct dump_segment *segment);
 
 /* ---- the commands ---- */
 

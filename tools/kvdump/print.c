@@ -124,11 +124,12 @@ static json_t *segments_json(const struct dump *dump)
         if (!segment->is_there) continue;
         (void)snprintf(file, sizeof(file), "segment-%06" PRIu32 ".kv", i);
         (void)json_array_append_new(
-            all, json_pack("{s:I, s:s, s:I, s:I, s:I, s:s*}", "number", (json_int_t)i, "file", file,
-                           "bytes", (json_int_t)segment->file_bytes, "pages_used",
+            all, json_pack("{s:I, s:s, s:I, s:I, s:I, s:s*, s:I, s:s*}", "number", (json_int_t)i,
+                           "file", file, "bytes", (json_int_t)segment->file_bytes, "pages_used",
                            (json_int_t)segment->used, "pages_free",
-                           (json_int_t)(dump->pages_per_segment - segment->used), "damage",
-                           segment->cause[0] == '\0' ? NULL : segment->cause));
+                           (json_int_t)(dump->pages_per_segment - segment->used), "state",
+                           dump_segment_state(segment), "used_ms", (json_int_t)segment->used_ms,
+                           "damage", segment->cause[0] == '\0' ? NULL : segment->cause));
     }
     return all;
 }
@@ -137,9 +138,10 @@ static json_t *directory_json(const struct dump *dump)
 {
     const struct kv_superblock *superblock = &dump->superblock;
     return json_pack(
-        "{s:i, s:s, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:o}",
-        "schema", 1, "directory", dump->dir, "layout_version", (json_int_t)KV_LAYOUT_VERSION, "id",
+        "{s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, s:I, s:o}",
+        "schema", 1, "directory", dump->dir, "layout_version", (json_int_t)KV_LAYOUT_VERSION,
+        "features", (json_int_t)superblock->features, "doubt", (int)dump->is_doubted, "id",
         json_hex(superblock->id.bytes, 16), "created_ms", (json_int_t)superblock->created_ms,
         "page_bytes", (json_int_t)superblock->page_bytes, "window_tokens",
         (json_int_t)superblock->window_tokens, "segment_bytes",
@@ -181,8 +183,9 @@ static void print_directory(const json_t *json)
 {
     size_t i;
     json_t *segment;
-    (void)printf("%-14s %s\n%-14s %lld\n%-14s %s\n", "directory", text(json, "directory"),
-                 "layout version", number(json, "layout_version"), "id", text(json, "id"));
+    (void)printf("%-14s %s\n%-14s %lld, features 0x%llx\n%-14s %s\n", "directory",
+                 text(json, "directory"), "layout version", number(json, "layout_version"),
+                 number(json, "features"), "id", text(json, "id"));
     print_time("made", number(json, "created_ms"));
     (void)printf("%-14s %s\n%-14s %lld\n", "model", text(json, "model"), "starts",
                  number(json, "starts"));
@@ -195,14 +198,14 @@ static void print_directory(const json_t *json)
     (void)printf("%-14s %lld pages, %lld B\n%-14s %zu of %lld B\n", "", number(json, "pages"),
                  number(json, "page_bytes_used"), "segments",
                  json_array_size(json_object_get(json, "segments")), number(json, "segment_bytes"));
-    (void)printf("\n%-18s %14s %8s %8s\n", "SEGMENT", "BYTES", "USED", "FREE");
+    (void)printf("\n%-18s %14s %8s %8s %-7s\n", "SEGMENT", "BYTES", "USED", "FREE", "STATE");
     json_array_foreach(json_object_get(json, "segments"), i, segment)
     {
         const char *damage = json_string_value(json_object_get(segment, "damage"));
-        (void)printf("%-18s %14lld %8lld %8lld%s%s\n", text(segment, "file"),
+        (void)printf("%-18s %14lld %8lld %8lld %-7s%s%s\n", text(segment, "file"),
                      number(segment, "bytes"), number(segment, "pages_used"),
-                     number(segment, "pages_free"), damage == NULL ? "" : "  ",
-                     damage == NULL ? "" : damage);
+                     number(segment, "pages_free"), text(segment, "state"),
+                     damage == NULL ? "" : "  ", damage == NULL ? "" : damage);
     }
 }
 

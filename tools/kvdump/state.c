@@ -311,6 +311,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     if (put->key_bytes != 17 ||
         kv_record_session_decode(put->value, put->value_bytes, &record) != KV_OK) {
         dump_damage(dump, "manifest: the record of session %s is damaged", hex);
+        dump->counts.unread++;
         return KV_OK;
     }
     const struct kv_session_id id = kv_session_id_of(&record.user, record.name);
@@ -373,7 +374,11 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"M", visit_store}, {"C", visit_commit}, {"U", visit_user}, {"S", visit_session}};
+    } passes[] = {{"M", visit_store},
+                  {"C", visit_commit},
+                  {"U", visit_user},
+                  {"S", visit_session},
+                  {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
@@ -426,6 +431,8 @@ void dump_close(struct dump *dump)
         free(dump->sessions[i].name);
         free(dump->sessions[i].parent_name);
     }
+    for (uint32_t i = 0; i < dump->segment_count && dump->segments != NULL; i++)
+        free(dump->segments[i].bits);
     free(dump->segments);
     free(dump->claims);
     free(dump->users);

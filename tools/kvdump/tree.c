@@ -12,6 +12,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct walk {
     struct dump *dump;
@@ -132,6 +133,7 @@ static void record_damage(struct dump *dump, const struct kv_manifest_put *put, 
     char key[2 * KV_RECORD_KEY_MAX + 1] = "";
     dump_hex(put->key, KV_MIN(put->key_bytes, KV_RECORD_KEY_MAX), key);
     dump_damage(dump, "manifest: record %s: %s", key, what);
+    dump->counts.unread++;
 }
 
 static kv_status visit_node(struct walk *walk, const struct kv_manifest_put *put)
@@ -171,8 +173,7 @@ static kv_status visit(void *context, const struct kv_manifest_put *put)
 {
     struct walk *walk = context;
     const uint8_t letter = put->key_bytes > 0 ? put->key[0] : 0;
-    if (letter == 'M' || letter == 'C' || letter == 'U' || letter == 'S')
-        return KV_OK; /* Read before. */
+    if (letter != 0 && strchr("MCUSG", letter) != NULL) return KV_OK; /* Read before. */
     if (letter != 'T' || put->key_bytes < 18 || (put->key[17] != 'N' && put->key[17] != 'P')) {
         record_damage(walk->dump, put, "a kind of record that layout version 1 does not have");
         return KV_OK;

@@ -43,6 +43,7 @@ int dump_verify(struct dump *dump)
     check_files(dump);
     check_acknowledged(dump);
     const kv_status status = dump_trees(dump, NULL, dump_check_tree, NULL, &err);
+    if (status == KV_OK) dump_check_counted(dump);
     if (status == KV_CORRUPT)
         dump_damage(dump, "manifest: %s", err.text);
     else if (status != KV_OK)
@@ -55,6 +56,9 @@ int dump_verify(struct dump *dump)
                       "kvdump: %" PRIu64 " pages that no checkpoint needs are freed when their "
                       "session is next used\n",
                       counts->unlisted);
+    if (dump->is_doubted)
+        (void)fprintf(stderr, "kvdump: a daemon found records that did not fit together; its next "
+                              "start counts places and checkpoints again\n");
     if (counts->damages == 0) {
         (void)printf("OK: %" PRIu64 " checkpoints, %" PRIu64 " pages, %" PRIu64 " bytes\n",
                      counts->checkpoints, counts->pages,

@@ -1,0 +1,181 @@
+/*
+ * Start-up, when the trees have to be read: segment records are not there yet or cannot be relied
+ * on, or pages that records name cannot be had, because their file is gone or was cut.
+ *
+ * What goes does so before the store serves anything: the place of a lost page is free, will be
+ * given to somebody else, and no old record may then still claim it.  Checkpoints that list a lost
+ * page go with it, and so do those below them when their tree is loaded.
+ *
+ * Two passes over the trees, pages first.  Keys begin with session ids, which are hashes: how far a
+ * pass has come is read from the key.
+ */
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/store/store_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TELL_EVERY 1024u /* Records. */
+
+struct scan {
+    struct kv_store *store;
+    struct kv_batch *batch; /* What puts the records right. */
+    struct kv_error *err;
+    uint64_t *uids; /* Of pages that cannot be had, sorted before nodes are looked at. */
+    uint32_t uid_count, uid_capacity;
+    struct kv_session *session; /* Of the last node. */
+    struct kv_session_id session_id;
+    bool has_session_id;
+    uint64_t used_ms; /* Latest of all. */
+    uint64_t seen;
+    uint32_t pass; /* 0, 1 */
+};
+
+static void tell(struct scan *scan, const struct kv_manifest_put *put)
+{
+    if (scan->seen++ % TELL_EVERY != 0 || put->key_bytes < 3) return;
+    const uint32_t at = (uint32_t)put->key[1] << 8 | put->key[2];
+    kv_store_tell_progress(scan->store, "reading trees",
+                           50 * scan->pass + (uint32_t)((uint64_t)at * 50 / 65536));
+}
+
+static kv_status drop(struct scan *scan, const struct kv_manifest_put *put)
+{
+    const struct kv_manifest_put gone = {.key = put->key, .key_bytes = put->key_bytes};
+    const kv_status status = kv_batch_put(scan->batch, &gone);
+    return status == KV_OK ? KV_OK : KV_FAIL(scan->err, status, "drop a record");
+}
+
+static uint64_t uid_of_key(const struct kv_manifest_put *put)
+{
+    uint64_t uid = 0;
+    for (uint32_t i = 0; i < 8; i++)
+        uid = uid << 8 | put->key[18 + i];
+    return uid;
+}
+
+/* Claims the place of every page; the first record of a place has it. */
+static kv_status visit_page(void *context, const struct kv_manifest_put *put)
+{
+    struct scan *scan = context;
+    struct kv_store *store = scan->store;
+    struct kv_record_page page;
+    tell(scan, put);
+    if (put->key_bytes < 26 || put->key[17] != 'P') return KV_OK;
+    if (kv_record_page_decode(put->value, put->value_bytes, &page) == KV_OK &&
+        kv_ssd_claim(store->ssd, page.ssd_page) == KV_OK) {
+        kv_segments_set(store->segments, page.ssd_page, true);
+        store->recovery.pages++;
+        return KV_OK;
+    }
+    store->counters.missing_pages++;
+    store->recovery.dropped_pages++;
+    if (scan->uid_count == scan->uid_capacity) {
+        const uint32_t capacity = scan->uid_capacity == 0 ? 64 : 2 * scan->uid_capacity;
+        uint64_t *uids = realloc(scan->uids, capacity * sizeof(*uids));
+        if (uids == NULL) return KV_FAIL(scan->err, KV_NOMEM, "note lost pages");
+        scan->uids = uids;
+        scan->uid_capacity = capacity;
+    }
+    scan->uids[scan->uid_count++] = uid_of_key(put);
+    return drop(scan, put);
+}
+
+static int compare_uids(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static bool lists_lost(const struct scan *scan, const struct kv_record_node *node)
+{
+    for (uint32_t i = 0; i < node->page_count && scan->uid_count > 0; i++) {
+        const uint64_t uid = kv_load64(node->page_uids + 8u * i);
+        if (bsearch(&uid, scan->uids, scan->uid_count, sizeof(uid), compare_uids) != NULL)
+            return true;
+    }
+    return false;
+}
+
+/* NULL: the tree's session has no record. */
+static struct kv_session *session_of(struct scan *scan, const struct kv_manifest_put *put)
+{
+    if (scan->has_session_id && kv_id_equal(scan->session_id.bytes, put->key + 1))
+        return scan->session;
+    memcpy(scan->session_id.bytes, put->key + 1, sizeof(scan->session_id.bytes));
+    scan->has_session_id = true;
+    scan->session = kv_index_session_find(scan->store->index, &scan->session_id);
+    return scan->session;
+}
+
+static kv_status visit_node(void *context, const struct kv_manifest_put *put)
+{
+    struct scan *scan = context;
+    struct kv_store_recovery *recovery = &scan->store->recovery;
+    struct kv_record_node node;
+    tell(scan, put);
+    if (put->key_bytes < 18 || put->key[17] != 'N') return KV_OK;
+    if (kv_record_node_decode(put->value, put->value_bytes, &node) != KV_OK) {
+        recovery->dropped_damaged++;
+        return drop(scan, put);
+    }
+    if (lists_lost(scan, &node)) {
+        recovery->dropped_lost++;
+        return drop(scan, put);
+    }
+    scan->used_ms = KV_MAX(scan->used_ms, node.used_ms);
+    struct kv_session *session = session_of(scan, put);
+    if (session == NULL)
+        recovery->dropped_orphans++; /* Not deleted: nobody knows whose it is. */
+    else
+        session->node_count++;
+    return KV_OK;
+}
+
+/* Sessions whose record says another number of checkpoints than there are. */
+static kv_status count_sessions(struct scan *scan)
+{
+    struct kv_store *store = scan->store;
+    struct kv_session *session = NULL;
+    uint32_t bucket = 0;
+    kv_status status = KV_OK;
+    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
+        const uint32_t found = session->node_count;
+        session->node_count = 0; /* Of a tree that is loaded. */
+        store->recovery.checkpoints += found;
+        if (found == session->recorded_nodes) continue;
+        session->recorded_nodes = found;
+        if (status == KV_OK) status = kv_batch_session(scan->batch, session);
+    }
+    return status == KV_OK ? KV_OK : KV_FAIL(scan->err, status, "count checkpoints");
+}
+
+static kv_status record_segments(struct scan *scan)
+{
+    struct kv_store *store = scan->store;
+    kv_status status = KV_OK;
+    for (uint32_t i = 0; status == KV_OK && i < kv_store_segment_count(store); i++) {
+        if (kv_store_segment(store, i).pages_used == 0) continue;
+        (void)kv_segments_touch(store->segments, i, scan->used_ms);
+        status = kv_batch_segment(scan->batch, i);
+    }
+    return status == KV_OK ? KV_OK : KV_FAIL(scan->err, status, "record segments");
+}
+
+kv_status kv_store_scan_trees(struct kv_store *store, struct kv_batch *batch, struct kv_error *err)
+{
+    static kv_manifest_visit_fn *const visits[] = {visit_page, visit_node};
+    struct scan scan = {.store = store, .batch = batch, .err = err};
+    kv_status status = KV_OK;
+    for (; status == KV_OK && scan.pass < KV_ARRAY_COUNT(visits); scan.pass++) {
+        if (scan.uid_count > 0) qsort(scan.uids, scan.uid_count, sizeof(*scan.uids), compare_uids);
+        status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1, visits[scan.pass],
+                                      &scan, err);
+    }
+    if (status == KV_OK) status = count_sessions(&scan);
+    if (status == KV_OK) status = record_segments(&scan);
+    free(scan.uids);
+    return status;
+}
