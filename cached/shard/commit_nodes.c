@@ -275,7 +275,7 @@ bool commit_place(struct shard *shard, struct live *live, struct commit *commit,
         if (!node->durable) commit->found[commit->found_count++] = node;
         /* Stored as far as this: the history has not left the edge before it. */
         if (node->tokens > live->branch_at) live->branch = NULL;
-        kv_index_renew(node, kv_store_now_ms(shard->store));
+        kv_store_renew(shard->store, node);
     }
     point->node = node;
     attach_image(shard, point, node);

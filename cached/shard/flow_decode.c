@@ -243,7 +243,7 @@ static void decode_live(struct flow *flow, struct live *live)
         .out_tokens = job->out_tokens,
         .out_crcs = job->out_crcs,
     };
-    kv_index_renew(live->node, kv_store_now_ms(flow->shard->store));
+    kv_store_renew(flow->shard->store, live->node);
     decode_go(flow, live->state.tokens, live->state.has_pending);
 }
 

@@ -179,7 +179,7 @@ static void stage_prepare(struct flow *flow)
         job->image = kv_pool_bytes(shard->store->pool, flow->image_slot);
         job->image_state = flow->image_state;
     }
-    kv_index_renew(live->node, kv_store_now_ms(shard->store));
+    kv_store_renew(shard->store, live->node);
     const bool path_marked = live->node != NULL && live->node->replay_total > 0;
     flow->req->out.approximate = path_marked || live->replay_count > 0;
     if (flow->req->out.approximate)

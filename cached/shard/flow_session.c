@@ -187,7 +187,7 @@ static void rollback_begun(struct flow *flow)
     session->head_tokens = session->claimed_tokens = node->tokens;
     session->epoch++;
     flow->req->out.epoch = session->epoch;
-    kv_index_renew(node, kv_store_now_ms(flow->shard->store));
+    kv_store_renew(flow->shard->store, node);
     record_session(flow);
 }
 

@@ -261,7 +261,7 @@ static void checkpoint_begun(struct flow *flow)
         flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
         if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
         if (session->head != NULL)
-            kv_index_renew(session->head, kv_store_now_ms(flow->shard->store));
+            kv_store_renew(flow->shard->store, session->head);
         turn_reply(flow);
         return;
     }

@@ -156,6 +156,8 @@ void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_
  * recently used first; false: not possible. */
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages);
 void kv_store_unload(struct kv_store *store, struct kv_session *session);
+/* Marks a node, those above it and the segments of their pages as used now. */
+void kv_store_renew(struct kv_store *store, struct kv_node *node);
 
 /* ---- store_read.c ---- */
 

@@ -399,3 +399,15 @@ bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages)
         kv_store_unload(store, victim);
     }
 }
+
+void kv_store_renew(struct kv_store *store, struct kv_node *node)
+{
+    const uint64_t now_ms = kv_store_now_ms(store);
+    kv_index_renew(node, now_ms);
+    for (; node != NULL; node = node->parent) {
+        for (uint32_t i = 0; i < node->page_count; i++) {
+            const uint32_t ssd_page = kv_index_page(store->index, node->pages[i])->ssd_page;
+            if (ssd_page != KV_SSD_PAGE_NONE) kv_store_segment_touch(store, ssd_page, now_ms);
+        }
+    }
+}

@@ -16,7 +16,7 @@ import time
 import daemon as d
 from cli import CACHECTL, Tool
 
-ALL = ("rpc", "gemm", "prefill", "threads", "resume", "decode", "draft", "batch-replay")
+ALL = ("rpc", "gemm", "restart", "prefill", "threads", "resume", "decode", "draft", "batch-replay")
 UNDER_WAY = "s since the start"
 
 
@@ -117,7 +117,7 @@ def test_interrupted(tool):
             own = d.scratch()
             tool.env["TMPDIR"] = own
             what = f"bench {name}, after {pause} s"
-            process = begin(tool, name, *(["--daemon", d.BINARY] if name == "rpc" else []))
+            process = begin(tool, name, *(["--daemon", d.BINARY] if name in ("rpc", "restart") else []))
             line = process.stderr.readline()
             if "the anchor of this benchmark is missing" in line:
                 process.communicate(timeout=60)

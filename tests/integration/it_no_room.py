@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import subprocess
+import threading
 import time
 
 import grpc
@@ -266,6 +267,64 @@ def model_lost(_):
           reason="MODEL_LOST", field="engine.model_dir")
     check(server.is_up(), "the daemon is up")
     server.stop()
+
+
+@case("STARTING")
+def starting(_):
+    """Test builds have a plant that takes a second for each step of a start."""
+    slow = d.Daemon(binary=d.TEST_BINARY, arguments=["--plant", "slow_start"])
+    starter = threading.Thread(target=slow.start)
+    starter.start()
+    early = slow.client(target=f"unix:{slow.socket}")
+    early.admin.GetConfig(admin_pb.GetConfigRequest(), wait_for_ready=True, metadata=d.Client(
+        f"unix:{slow.socket}", d.TOKENS["ops"][2]).metadata)
+    fails(early.session.OpenSession, pb.OpenSessionRequest(session_id="s"), code="UNAVAILABLE",
+          reason="STARTING")
+    starter.join()
+    check(early.session.OpenSession(pb.OpenSessionRequest(session_id="s")).created, "then it serves")
+    slow.stop()
+
+
+@case("SESSION_UNREADABLE")
+def session_unreadable(_):
+    """A block of RocksDB's tables is overwritten where one long session has its records."""
+    box = d.Daemon().start()
+    alice = box.client().session
+    for name in ("long", "short"):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=name))
+    whole = [3 + i % 500 for i in range(2000)]
+    for end in range(40, 2000, 20):
+        alice.Prefill(prefill(session_id="long", tokens=pack(whole[:end]),
+                              anchors=range(end - 16, end, 4)))
+    alice.Prefill(prefill(session_id="short", tokens=pack(whole[:100])))
+    box.stop()
+    box.start()  # Its log becomes a table.
+    box.stop()
+    manifest = os.path.join(box.state, "manifest")
+    tables = [os.path.join(manifest, n) for n in os.listdir(manifest) if n.endswith(".sst")]
+    table = max(tables, key=os.path.getsize)
+    with open(table, "r+b") as f:
+        f.seek(os.path.getsize(table) // 2)
+        f.write(b"\xff" * 16)
+    box.start()
+    alice = box.client().session
+    check(alice.Prefill(prefill(session_id="short", tokens=pack(whole[:110]))).hit_tokens > 90,
+          "the other session is served")
+    first = alice.Prefill(prefill(session_id="long", tokens=pack(whole)))
+    equal((first.hit_tokens, first.save_reason), (0, "SESSION_UNREADABLE"), "nothing of it is used")
+    fails(alice.Checkpoint, pb.CheckpointRequest(session_id="long"), code="FAILED_PRECONDITION",
+          reason="SESSION_UNREADABLE")
+    operator = box.client("ops").admin
+    stats, end = operator.GetStats(admin_pb.GetStatsRequest()), time.monotonic() + 5
+    while stats.health == "serving" and time.monotonic() < end:  # Judged every 50 ms.
+        stats = operator.GetStats(admin_pb.GetStatsRequest())
+    check(stats.health.startswith("records of some sessions cannot be read"), stats.health)
+    counted = {c.name: c.value for c in stats.counters}
+    equal(counted["cached_unreadable_sessions"], 1, "counted")
+    check("event=tree_unreadable session=" in box.log(), "the log names it")
+    check(alice.Prefill(prefill(session_id="long", tokens=pack(whole + [7]))).hit_tokens > 1900,
+          "it goes on in memory")
+    box.kill()
 
 
 @case("SHUTTING_DOWN")

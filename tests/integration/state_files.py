@@ -68,6 +68,14 @@ class Page:
 
 
 @dataclass
+class Segment:
+    state: int
+    used_ms: int
+    pages: int
+    used: set
+
+
+@dataclass
 class Tree:
     nodes: dict = field(default_factory=dict)
     pages: dict = field(default_factory=dict)
@@ -109,7 +117,9 @@ class State:
         for line in done.stdout.decode().splitlines():
             key, value = map(bytes.fromhex, line.split(" "))
             self.records[key] = value
+        self.features, = struct.unpack_from("<Q", self.superblock, 48)
         self.users, self.sessions, self.trees = {}, {}, {}
+        self.segments, self.doubt = {}, False
         for key, value in self.records.items():
             self._read(key, value)
 
@@ -120,6 +130,14 @@ class State:
         elif letter == b"S":
             name = value[81:81 + value[67]].decode()
             self.sessions[key[1:]] = (value[1:17], name)
+        elif key == b"G":
+            self.doubt = True
+        elif letter == b"G":
+            pages, = struct.unpack_from("<I", value, 10)
+            bits = value[14:14 + (pages + 7) // 8]
+            used = {page for page in range(pages) if bits[page // 8] >> page % 8 & 1}
+            self.segments[struct.unpack(">I", key[1:])[0]] = Segment(
+                value[1], struct.unpack_from("<Q", value, 2)[0], pages, used)
         elif letter == b"T":
             tree = self.trees.setdefault(key[1:17], Tree())
             if key[17:18] == b"N":
@@ -148,6 +166,11 @@ class State:
 
     def pages(self):
         return [page for tree in self.trees.values() for page in tree.pages.values()]
+
+    def recorded(self):
+        """Places in use, as the segments' records say."""
+        return {number * segment.pages + page for number, segment in self.segments.items()
+                for page in segment.used}
 
     def where(self, page):
         """(path, offset) of a page."""

@@ -165,10 +165,13 @@ void check_store(struct check *check, const struct work *work, struct kv_disk *d
     const bool settled = world_settle(&world);
     assert(settled);
     const uint64_t used = kv_ssd_usage(world.store->ssd).bytes_used / world.layout.page_bytes;
-    const uint32_t records = world_page_records(&world);
-    if (used != records)
-        note(check, &check->uneven, "%llu pages in use, %u recorded", (unsigned long long)used,
-             records);
+    uint32_t astray = 0;
+    const uint32_t records = world_page_records(&world, &astray);
+    if (used != records || astray > 0)
+        note(check, &check->uneven, "%llu pages in use, %u recorded, %u of them elsewhere",
+             (unsigned long long)used, records, astray);
+    if (world.store->recovery.scan_why != NULL && !lying && !check->may_read_trees)
+        note(check, &check->uneven, "all trees had to be read: %s", world.store->recovery.scan_why);
     world_close(&world);
     check_promises(check, work, tick, lying, right);
     free(right);

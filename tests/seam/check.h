@@ -16,6 +16,7 @@ struct check {
     uint64_t uneven;       /* Stores whose space in use was not what their records say. */
     uint64_t unopened;     /* Stores that did not open. */
     uint64_t alarms;       /* Stores that said acknowledged records were lost, and they were not. */
+    bool may_read_trees;   /* Input: else a start that had to is uneven. */
     uint64_t lost_batches; /* What stores said of lost batches. */
     char first[256];       /* What was found wrong first; empty: nothing. */
 };

@@ -52,7 +52,8 @@ const char *plant_name(enum plant plant)
                                                    "names_not_flushed",
                                                    "reuse_before_delete",
                                                    "no_generation",
-                                                   "no_checksum"};
+                                                   "no_checksum",
+                                                   "segments_behind"};
     return names[plant];
 }
 
@@ -239,6 +240,14 @@ struct kv_batch *__real_kv_batch_create(struct kv_store *store);
 struct kv_batch *__wrap_kv_batch_create(struct kv_store *store);
 kv_status __real_kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page);
 kv_status __wrap_kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page);
+
+void __real_kv_segments_set(struct kv_segments *segments, uint32_t ssd_page, bool used);
+void __wrap_kv_segments_set(struct kv_segments *segments, uint32_t ssd_page, bool used);
+
+void __wrap_kv_segments_set(struct kv_segments *segments, uint32_t ssd_page, bool used)
+{
+    if (planted != PLANT_SEGMENTS || !used) __real_kv_segments_set(segments, ssd_page, used);
+}
 
 struct kv_batch *__wrap_kv_batch_create(struct kv_store *store)
 {

@@ -20,6 +20,7 @@ enum plant {
     PLANT_REUSE,         /* Space is reused before its deletion is durable. */
     PLANT_GENERATION,    /* Generations of pages are not compared. */
     PLANT_CHECKSUM,      /* Checksums of pages are not compared. */
+    PLANT_SEGMENTS,      /* Segment records lack the places that their batch takes. */
     PLANT_COUNT,
 };
 

@@ -12,6 +12,7 @@
 #include "kvstore/format/page.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -419,9 +420,16 @@ static void finish(struct work *work)
     work->stuck |= !world_settle(world);
     if (work->stuck) return;
     char why[SPACE_WHY_BYTES];
+    uint32_t astray = 0;
+    (void)world_page_records(world, &astray);
     /* After a failed record its pages may turn up at the next start and stay taken. */
     const bool failed = kv_manifest_stats(world->manifest).failed;
-    if (!space_is_even(world, failed, why) && !work->uneven) {
+    bool even = space_is_even(world, failed, why);
+    if (even && !failed && astray > 0) {
+        even = false;
+        (void)snprintf(why, sizeof(why), "places that segment records have otherwise: %u", astray);
+    }
+    if (!even && !work->uneven) {
         work->uneven = true;
         memcpy(work->uneven_why, why, sizeof(why));
     }

@@ -5,6 +5,7 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/segment_header.h"
+#include "kvstore/store/segments.h"
 #include "tests/seam/content.h"
 
 #include <assert.h>
@@ -130,17 +131,29 @@ bool world_load(struct world *world, struct kv_session *session)
     return status == KV_OK;
 }
 
+struct count {
+    const struct kv_store *store;
+    uint32_t pages, astray;
+};
+
 static kv_status count_page(void *context, const struct kv_manifest_put *put)
 {
-    if (put->key_bytes > 17 && put->key[17] == 'P') ++*(uint32_t *)context;
+    struct count *count = context;
+    struct kv_record_page record;
+    if (put->key_bytes <= 17 || put->key[17] != 'P') return KV_OK;
+    count->pages++;
+    const kv_status status = kv_record_page_decode(put->value, put->value_bytes, &record);
+    assert(status == KV_OK);
+    count->astray += !kv_store_segment_recorded(count->store, record.ssd_page);
     return KV_OK;
 }
 
-uint32_t world_page_records(struct world *world)
+uint32_t world_page_records(struct world *world, uint32_t *ret_astray)
 {
-    uint32_t count = 0;
+    struct count count = {.store = world->store};
     const kv_status status =
         kv_manifest_scan_now(world->manifest, (const uint8_t *)"T", 1, count_page, &count, NULL);
     assert(status == KV_OK);
-    return count;
+    *ret_astray = count.astray;
+    return count.pages;
 }

@@ -37,5 +37,6 @@ struct kv_session *world_session(struct world *world, uint32_t session);
 /* Its tree in memory; false: it could not be had. */
 bool world_load(struct world *world, struct kv_session *session);
 
-/* Records of pages in the manifest. */
-uint32_t world_page_records(struct world *world);
+/* Records of pages in the manifest; *ret_astray: those whose place the segments' table does not
+ * have in use. */
+uint32_t world_page_records(struct world *world, uint32_t *ret_astray);

@@ -57,7 +57,7 @@ static const struct {
     {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
     {"fill", TEXT_FILL "\n" TEXT_ALL, "cachectl bench fill --dir /var/lib/scratch --bytes 3GiB",
      NULL},
-    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --dir /var/tmp/state", NULL},
+    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick", NULL},
     {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
     {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
     {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", bench_resume},

@@ -66,15 +66,12 @@ bool turn_open(struct client *client, const char *session, bool *ret_created,
     return true;
 }
 
-bool turn_run_prefill(struct client *client, const char *session, const uint32_t *tokens,
-                      uint32_t count, struct turn_prefill *ret, struct client_failure *failure)
+static bool run_prefill(struct client *client, const Cached__Session__V1__PrefillRequest *request,
+                        struct turn_prefill *ret, struct client_failure *failure)
 {
-    Cached__Session__V1__PrefillRequest request = CACHED__SESSION__V1__PREFILL_REQUEST__INIT;
     Cached__Session__V1__PrefillResponse *answer = NULL;
 
-    request.session_id = name_of(session);
-    request.tokens = token_bytes(tokens, count);
-    if (!client_call(client, CLIENT_PREFILL, &request.base, &answer, failure)) return false;
+    if (!client_call(client, CLIENT_PREFILL, &request->base, &answer, failure)) return false;
     *ret = (struct turn_prefill){
         .outcome = outcome_of(answer->outcome),
         .prompt_tokens = answer->prompt_tokens,
@@ -99,6 +96,26 @@ bool turn_run_prefill(struct client *client, const char *session, const uint32_t
     }
     client_free(answer);
     return true;
+}
+
+bool turn_run_prefill(struct client *client, const char *session, const uint32_t *tokens,
+                      uint32_t count, struct turn_prefill *ret, struct client_failure *failure)
+{
+    Cached__Session__V1__PrefillRequest request = CACHED__SESSION__V1__PREFILL_REQUEST__INIT;
+    request.session_id = name_of(session);
+    request.tokens = token_bytes(tokens, count);
+    return run_prefill(client, &request, ret, failure);
+}
+
+bool turn_run_prefill_early(struct client *client, const char *session, const uint32_t *tokens,
+                            uint32_t count, struct turn_prefill *ret,
+                            struct client_failure *failure)
+{
+    Cached__Session__V1__PrefillRequest request = CACHED__SESSION__V1__PREFILL_REQUEST__INIT;
+    request.session_id = name_of(session);
+    request.tokens = token_bytes(tokens, count);
+    request.level = CACHED__SESSION__V1__LEVEL__LEVEL_ACCEPTED;
+    return run_prefill(client, &request, ret, failure);
 }
 
 /* What arrives of one decode.  tokens may be NULL: they are counted only. */

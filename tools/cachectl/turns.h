@@ -34,6 +34,10 @@ bool turn_open(struct client *client, const char *session, bool *ret_created,
 
 bool turn_run_prefill(struct client *client, const char *session, const uint32_t *tokens,
                       uint32_t count, struct turn_prefill *ret, struct client_failure *failure);
+/* The same, answered without waiting until its checkpoint is on SSD. */
+bool turn_run_prefill_early(struct client *client, const char *session, const uint32_t *tokens,
+                            uint32_t count, struct turn_prefill *ret,
+                            struct client_failure *failure);
 
 /* The answer is given, not sampled.  Any count; 0 does nothing. */
 bool turn_run_forced(struct client *client, const char *session, const uint32_t *tokens,
