@@ -37,6 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -100,13 +101,31 @@ static uint64_t pool_bytes(const struct cached_config *config)
     return (uint64_t)((double)ram * config->pool_fraction);
 }
 
+/* Libraries that cannot have one abort, so there must be enough before they begin.  The soft limit
+ * is for programs that know no better. */
+static kv_status enough_descriptors(const struct cached_config *config, struct kv_error *err)
+{
+    const uint64_t want = KV_DESCRIPTORS_MIN + config->ssd_bytes / config->ssd_segment_bytes;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return KV_FAIL_ERRNO(err, KV_IO, "look at RLIMIT_NOFILE");
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= want) return KV_OK;
+    return KV_FAIL(err, KV_INVALID,
+                   "RLIMIT_NOFILE allows %" PRIu64 " open files: want at least %" PRIu64
+                   ", %u and one for each segment that ssd.bytes allows",
+                   (uint64_t)limit.rlim_cur, want, KV_DESCRIPTORS_MIN);
+}
+
 static kv_status make_base(struct daemon *daemon, struct kv_error *err)
 {
     const struct cached_config *config = daemon->config;
     const sigset_t set = handled_signals();
 
-    kv_status status =
-        state_lock_take(config->state_dir, config->server_pid_file, &daemon->lock, err);
+    kv_status status = enough_descriptors(config, err);
+    if (status != KV_OK) return status;
+    status = state_lock_take(config->state_dir, config->server_pid_file, &daemon->lock, err);
     if (status != KV_OK) return status;
     status = auth_load(config->server_token_file, &daemon->auth, err);
     if (status != KV_OK) return status;

@@ -357,9 +357,11 @@ void commit_retry(struct shard *shard, uint64_t hopeless_ns)
 bool commit_waits(const struct shard *shard, const struct kv_session *session)
 {
     const struct commit *commit = shard->waiting_first;
+    const struct flow *busy = session->busy;
     while (commit != NULL && commit->session != session)
         commit = commit->next_waiting;
-    return commit != NULL;
+    /* A call that did not want to wait for it goes on beside it, and may stand on any node. */
+    return commit != NULL && (busy == NULL || busy == commit->waiter || busy->waits_commit);
 }
 
 bool commit_needs(const struct shard *shard, const struct kv_node *node)
@@ -403,16 +405,26 @@ static bool place_points(struct shard *shard, struct live *live, struct commit *
     return ok;
 }
 
+/* Why nothing of this session is saved at present; NONE: it can be tried. */
+static enum kv_reason not_now(struct shard *shard, const struct kv_session *session)
+{
+    if (session->unreadable) return KV_REASON_SESSION_UNREADABLE;
+    if (session->commits == 0 && !shard->slow) return KV_REASON_NONE;
+    shard->counters.save_refused++;
+    return KV_REASON_SSD_SLOW;
+}
+
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason)
 {
     struct kv_store *store = shard->store;
     struct kv_session *session = live->session;
     struct kv_error err = {0};
-    *ret_reason = KV_REASON_NONE;
-    assert(count > 0 && session->commits == 0);
-    if (session->unreadable) {
-        *ret_reason = KV_REASON_SESSION_UNREADABLE;
+    assert(count > 0);
+    *ret_reason = not_now(shard, session);
+    if (*ret_reason != KV_REASON_NONE) {
+        for (uint32_t i = 0; i < count; i++)
+            points[i].node = NULL;
         return NULL;
     }
 

@@ -34,7 +34,7 @@ static bool is_allowed(const struct shard *shard)
     const struct kv_manifest_stats manifest = kv_manifest_stats(shard->store->manifest);
     return shard->options.compact_below_thousandths > 0 && shard->waiting_first == NULL &&
            !shard->evict.is_evicting && !kv_ssd_usage(shard->store->ssd).read_only &&
-           !manifest.failed && !manifest.no_room && !atomic_load(&shard->stopping);
+           !manifest.failed && !manifest.no_room && !shard->slow && !atomic_load(&shard->stopping);
 }
 
 /* Free pages that saves may need while segments are closed, as far as no more files can be made. */
@@ -181,6 +181,7 @@ static void session_begin(struct shard *shard, struct kv_session *session)
 {
     session->commits++;
     shard->compact.session = session;
+    shard->compact.held_ns = kv_clock_stopwatch_ns();
     shard->compact.has_last = false;
     shard->compact.stage = COMPACT_MOVE;
 }

@@ -161,7 +161,7 @@ void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow))
         flow_finish(flow);
         return;
     }
-    if (flow->session->commits > 0) {
+    if (flow->session->commits > 0 && !patience_is_over(flow)) {
         flow->waits_commit = true;
         return;
     }

@@ -61,10 +61,16 @@ void resume_expire_live(struct flow *flow)
         live_release(flow->shard, flow->session->live);
 }
 
+/* What ages of checkpoints are judged by. */
+static uint64_t judged_ms(const struct kv_store *store)
+{
+    return KV_PLANTED(store, TTL_ONLY_SWEPT) ? 0 : kv_store_now_ms(store);
+}
+
 static void drop_expired(struct flow *flow)
 {
     struct kv_store *store = flow->shard->store;
-    const uint64_t now_ms = kv_store_now_ms(store);
+    const uint64_t now_ms = judged_ms(store);
     struct kv_node *node = NULL;
     bool any = false;
     while ((node = kv_index_node_next(flow->session, node)) != NULL) {
@@ -103,7 +109,7 @@ void resume_match(struct flow *flow)
                           .chain = flow->chain,
                           .unmarked_only = flow->exact,
                           .reach = resume_reach(flow)};
-    kv_match_run(&flow->match, store->index, flow->session, kv_store_now_ms(store));
+    kv_match_run(&flow->match, store->index, flow->session, judged_ms(store));
 
     const struct live *live = flow->session->live;
     flow->live_match = 0;

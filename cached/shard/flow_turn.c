@@ -231,9 +231,11 @@ void flow_prefill(struct flow *flow)
 
 static void checkpoint_reply(struct flow *flow)
 {
-    if (flow->points[0].node == NULL) {
-        const enum kv_reason why = flow->req->out.save_reason;
+    const enum kv_reason why = flow->req->out.save_reason;
+    const bool is_late = why == KV_REASON_SSD_SLOW && flow->req->in.level == LEVEL_SSD;
+    if (flow->points[0].node == NULL || is_late) {
         flow_fail(flow, why == KV_REASON_NONE ? KV_REASON_INTERNAL : why, "checkpoint", NULL, NULL);
+        if (why == KV_REASON_SSD_SLOW) flow->req->out.failure.retry_ms = KV_DISK_PATIENCE_MS;
     }
     turn_reply(flow);
 }
@@ -260,8 +262,7 @@ static void checkpoint_begun(struct flow *flow)
         flow->points[0].node = session->head;
         flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
         if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
-        if (session->head != NULL)
-            kv_store_renew(flow->shard->store, session->head);
+        if (session->head != NULL) kv_store_renew(flow->shard->store, session->head);
         turn_reply(flow);
         return;
     }

@@ -232,7 +232,8 @@ static void tick_health(struct shard *shard)
     if (evict_health(shard) != NULL) health = evict_health(shard);
     if (shard->store->counters.unreadable_trees > 0)
         health = "records of some sessions cannot be read: see tree_unreadable in the log";
-    if (usage.read_only) health = "the SSD tier is read-only after a failed flush";
+    if (shard->slow) health = "the device of the SSD tier does not answer: turns go on without it";
+    if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
     if (worker_model_lost(shard->options.worker))
@@ -260,6 +261,7 @@ void shard_run(void *context)
         if (now_ns - ticked_ns > TICK_MS * 1000000ull) {
             ticked_ns = now_ns;
             tick_flows(shard);
+            patience_tick(shard);
             tick_lives(shard);
             tick_health(shard);
             sweep_tick(shard);

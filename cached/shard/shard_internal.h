@@ -353,7 +353,8 @@ struct compact {
     uint32_t segments;              /* Closed. */
     struct kv_session_id *sessions; /* With pages in them. */
     uint32_t count, at;
-    struct kv_session *session; /* Held: counted in its commits. */
+    struct kv_session *session; /* Held: counted in its commits, */
+    uint64_t held_ns;           /* since this. */
     bool has_last;
     struct compact_page last; /* Of its pages, the last one looked at. */
     bool is_over;             /* Something failed. */
@@ -364,6 +365,13 @@ struct compact {
 
 /* A bounded part of it, each turn.  True: there is more to do at once. */
 bool compact_tick(struct shard *shard);
+
+/* ---- patience ---- */
+
+/* Lets calls go on that wait for a device that does not answer; each tick. */
+void patience_tick(struct shard *shard);
+/* The save of its session hangs, and it can do without: a turn, or what refuses at once. */
+bool patience_is_over(const struct flow *flow);
 
 /* ---- the shard ---- */
 
@@ -389,6 +397,7 @@ struct shard_counters {
     uint64_t slot_waits, slot_refused;
     uint64_t compact_rounds;           /* That moved something. */
     uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
+    uint64_t late_saves;               /* Not waited for. */
 };
 
 enum shard_latency {
@@ -425,7 +434,9 @@ struct shard {
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;
-    bool look_now; /* Somebody left: look at cancelled flags in this turn. */
+    uint64_t patience_ns; /* Stopwatch at the last patience_tick(). */
+    bool slow;            /* The device does not answer: nothing new is asked of it. */
+    bool look_now;        /* Somebody left: look at cancelled flags in this turn. */
     atomic_uint inflight;
     atomic_bool stopping;
     atomic_bool poked;

@@ -128,6 +128,10 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Bytes read from SSD.");
     add(stats, "cached_checksum_failures_total", "tier=\"ssd\"", (double)store->corrupt_pages,
         "Pages that were not what the index says.");
+    add(stats, "cached_ssd_late_total", "op=\"read\"", (double)store->late_reads,
+        "Pages and saves that calls did not wait for, because the device did not answer.");
+    add(stats, "cached_ssd_late_total", "op=\"save\"", (double)shard->counters.late_saves,
+        "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
         "Pages that could not be read; they stay stored.");
     add(stats, "cached_checksum_failures_total", "tier=\"pool\"", (double)store->corrupt_images,
@@ -148,6 +152,10 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Synced writes that served them.");
     add(stats, "cached_lost_batches", NULL, (double)shard->store->recovery.lost_batches,
         "Batches of acknowledged records that this start did not find any more.");
+    add(stats, "cached_clock_jumps_total", NULL, (double)shard->store->time.jumps,
+        "Jumps of the wall clock by more than 5 min, also since the last use on record.");
+    add(stats, "cached_clock_off_seconds", NULL, (double)shard->store->time.off_ms / 1000,
+        "How far the wall clock is ahead of the time that ages are counted by.");
     add(stats, "cached_unreadable_sessions", NULL, (double)store->unreadable_trees,
         "Sessions whose records could not be read since the start; they take no saves.");
     add(stats, "cached_notes_total", "result=\"ok\"", (double)(store->notes - store->notes_failed),
@@ -306,11 +314,25 @@ static void fill_latencies(struct shard *shard, struct request_stats *stats)
     }
 }
 
+/* A clock that is off keeps nobody from being served. */
+static const char *health_text(struct shard *shard, struct kv_arena *arena)
+{
+    char text[160];
+    const char *health = shard_health(shard);
+    const int64_t off_ms = shard->store->time.off_ms;
+    if (health != NULL || off_ms == 0) return health == NULL ? "serving" : health;
+    (void)snprintf(text, sizeof(text),
+                   "serving, but the wall clock is off by %lld s: ages go on without it, see "
+                   "clock_jumped in the log",
+                   (long long)(off_ms / 1000));
+    health = kv_arena_strdup(arena, text, strlen(text));
+    return health == NULL ? "serving" : health;
+}
+
 static void fill_identity(struct shard *shard, struct request_stats *stats)
 {
     const struct kv_store *store = shard->store;
     const struct kv_layout *layout = shard->layout;
-    const char *health = shard_health(shard);
     stats->uptime_ms = (kv_clock_stopwatch_ns() - shard->started_ns) / 1000000u;
     stats->model_name = shard->options.model_name;
     stats->engine_backend = shard->options.engine_backend;
@@ -318,7 +340,7 @@ static void fill_identity(struct shard *shard, struct request_stats *stats)
     stats->engine_family = shard->options.engine_family;
     stats->io_backend = kv_disk_backend(shard->options.disk);
     stats->clock_mode = kv_clock_is_virtual(shard->options.clock) ? "virtual" : "real";
-    stats->health = health == NULL ? "serving" : health;
+    stats->health = health_text(shard, stats->arena);
     stats->model = store->options.model;
     stats->sessions = kv_index_usage(store->index).sessions;
     for (uint32_t i = 0; i < shard->live_count; i++)

@@ -220,6 +220,12 @@ static int64_t room_left(int fd)
     return (int64_t)KV_MIN((uint64_t)info.f_bavail * info.f_frsize, (uint64_t)INT64_MAX);
 }
 
+static int64_t file_links(int fd)
+{
+    struct stat stat_of;
+    return fstat(fd, &stat_of) == 0 ? (int64_t)stat_of.st_nlink : -1;
+}
+
 int64_t kv_disk_kernel(const struct kv_disk_call *call)
 {
     const int file_flags =
@@ -265,6 +271,9 @@ int64_t kv_disk_kernel(const struct kv_disk_call *call)
         break;
     case KV_DISK_ROOM:
         result = room_left(call->fd);
+        break;
+    case KV_DISK_LINKS:
+        result = file_links(call->fd);
         break;
     case KV_DISK_CLOSE:
         result = close(call->fd);

@@ -22,7 +22,8 @@
 
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand. */
+#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
+                                            */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -62,7 +63,10 @@
 #define KV_DRAFTS_MAX (KV_VERIFY_TOKENS_MAX - 1u)
 
 /* Threads and I/O. */
+#define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
 #define KV_RING_DEPTH 128u
+/* A device that gave nothing to a read or a save for so long is not waited for any more. */
+#define KV_DISK_PATIENCE_MS 5000u
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u

@@ -3,6 +3,7 @@
  *
  *   store    0 version, 1 directory 16 B, 17 model 32 B, 49 u64 boots, 57 crc
  *   commit   0 version, 1 u64 number, 9 crc
+ *   clock    0 version, 1 u64 floor_ms, 9 u64 before_ms, 17 crc
  *   user     0 version, 1 salt 32 B, 33 u8 name length, 34 name, crc
  *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms,
  *            34 u64 ttl_ms, 42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length,
@@ -34,6 +35,7 @@ enum { RECORD_VERSION = 1, CRC_BYTES = 4 };
 enum {
     STORE_BYTES = 57,
     COMMIT_BYTES = 9,
+    CLOCK_BYTES = 17,
     USER_FIXED = 34,
     SESSION_FIXED = 81,
     NODE_FIXED = 108,
@@ -44,6 +46,7 @@ enum {
 
 _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
 _Static_assert(COMMIT_BYTES + CRC_BYTES == KV_RECORD_COMMIT_BYTES, "a commit record fits");
+_Static_assert(CLOCK_BYTES + CRC_BYTES == KV_RECORD_CLOCK_BYTES, "a clock record fits");
 _Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
 _Static_assert(SESSION_FIXED + 2 * KV_SESSION_NAME_MAX + CRC_BYTES <= KV_RECORD_SESSION_MAX,
                "a session fits");
@@ -137,6 +140,24 @@ kv_status kv_record_commit_decode(const uint8_t *value, uint32_t bytes,
     if (!is_sound(value, bytes, COMMIT_BYTES)) return KV_CORRUPT;
     if (bytes != COMMIT_BYTES + CRC_BYTES) return KV_CORRUPT;
     ret_record->number = kv_load64(value + 1);
+    return KV_OK;
+}
+
+uint32_t kv_record_clock_encode(const struct kv_record_clock *record, uint8_t *buf)
+{
+    buf[0] = RECORD_VERSION;
+    kv_store64(buf + 1, record->floor_ms);
+    kv_store64(buf + 9, record->before_ms);
+    return seal(buf, CLOCK_BYTES);
+}
+
+kv_status kv_record_clock_decode(const uint8_t *value, uint32_t bytes,
+                                 struct kv_record_clock *ret_record)
+{
+    if (!is_sound(value, bytes, CLOCK_BYTES)) return KV_CORRUPT;
+    if (bytes != CLOCK_BYTES + CRC_BYTES) return KV_CORRUPT;
+    ret_record->floor_ms = kv_load64(value + 1);
+    ret_record->before_ms = kv_load64(value + 9);
     return KV_OK;
 }
 
@@ -402,6 +423,12 @@ static uint32_t key_with_id(uint8_t letter, const uint8_t id[16], uint8_t key[KV
 uint32_t kv_key_commit(uint8_t key[KV_RECORD_KEY_MAX])
 {
     key[0] = 'C';
+    return 1;
+}
+
+uint32_t kv_key_clock(uint8_t key[KV_RECORD_KEY_MAX])
+{
+    key[0] = 'W';
     return 1;
 }
 

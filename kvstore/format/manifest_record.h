@@ -7,6 +7,7 @@
  *
  *   "M"                                  store: directory, fingerprint, boot count
  *   "C"                                  commit: how many batches there were
+ *   "W"                                  clock: when a wall clock that jumped was believed
  *   "U" user(16)                         user: name, salt
  *   "S" session(16)                      session
  *   "T" session(16) "N" checkpoint(16)   node of that session's tree
@@ -35,6 +36,12 @@ struct kv_record_store {
 /* In every batch: which one it is. */
 struct kv_record_commit {
     uint64_t number; /* From 1; numbers rise by one from batch to batch. */
+};
+
+/* Only of a directory under which the wall clock jumped, and stayed. */
+struct kv_record_clock {
+    uint64_t floor_ms;  /* What was used before counts as used then. */
+    uint64_t before_ms; /* What the time had been. */
 };
 
 struct kv_record_user {
@@ -95,6 +102,7 @@ struct kv_record_segment {
 /* Encoders write into buf (size *_MAX or the given function) and return the length. */
 #define KV_RECORD_STORE_MAX 128u
 #define KV_RECORD_COMMIT_BYTES 13u
+#define KV_RECORD_CLOCK_BYTES 21u
 #define KV_RECORD_USER_MAX 256u
 #define KV_RECORD_SESSION_MAX 512u
 #define KV_RECORD_PAGE_MAX 64u
@@ -105,6 +113,7 @@ uint32_t kv_record_segment_bytes(uint32_t pages); /* Exactly. */
 
 uint32_t kv_record_store_encode(const struct kv_record_store *record, uint8_t *buf);
 uint32_t kv_record_commit_encode(const struct kv_record_commit *record, uint8_t *buf);
+uint32_t kv_record_clock_encode(const struct kv_record_clock *record, uint8_t *buf);
 uint32_t kv_record_user_encode(const struct kv_record_user *record, uint8_t *buf);
 uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_t *buf);
 uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf);
@@ -117,6 +126,8 @@ kv_status kv_record_store_decode(const uint8_t *value, uint32_t bytes,
                                  struct kv_record_store *ret_record) KV_MUST_CHECK;
 kv_status kv_record_commit_decode(const uint8_t *value, uint32_t bytes,
                                   struct kv_record_commit *ret_record) KV_MUST_CHECK;
+kv_status kv_record_clock_decode(const uint8_t *value, uint32_t bytes,
+                                 struct kv_record_clock *ret_record) KV_MUST_CHECK;
 kv_status kv_record_user_decode(const uint8_t *value, uint32_t bytes,
                                 struct kv_record_user *ret_record) KV_MUST_CHECK;
 kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
@@ -131,6 +142,7 @@ kv_status kv_record_segment_decode(const uint8_t *value, uint32_t bytes,
 /* Keys; return the length. */
 uint32_t kv_key_store(uint8_t key[KV_RECORD_KEY_MAX]);
 uint32_t kv_key_commit(uint8_t key[KV_RECORD_KEY_MAX]);
+uint32_t kv_key_clock(uint8_t key[KV_RECORD_KEY_MAX]);
 uint32_t kv_key_doubt(uint8_t key[KV_RECORD_KEY_MAX]);
 uint32_t kv_key_segment(uint32_t number, uint8_t key[KV_RECORD_KEY_MAX]);
 /* False: the key of another kind of record. */

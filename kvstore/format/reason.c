@@ -164,6 +164,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(SSD_SLOW, UNAVAILABLE,
+           "The device of the SSD tier does not answer; the save may still get there.",
+           "Nothing to do for the answer; WaitDurable tells when it is stored.  Look at the "
+           "device."),
     REASON(SESSION_UNREADABLE, FAILED_PRECONDITION,
            "The records of this session's checkpoints cannot be read, so nothing of it is used and "
            "nothing is saved to it.",

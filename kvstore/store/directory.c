@@ -110,7 +110,7 @@ static kv_status read_file(const struct folder *folder, uint8_t bytes[KV_SUPERBL
     const int64_t there = kv_disk_call(folder->disk, &size);
     const int64_t got = there < 0 ? -1 : kv_disk_call(folder->disk, &read);
     kv_status status = KV_OK;
-    if (got < KV_MIN(there, (int64_t)KV_SUPERBLOCK_BYTES))
+    if (there < 0 || got < KV_MIN(there, (int64_t)KV_SUPERBLOCK_BYTES))
         status = KV_FAIL_ERRNO(err, KV_IO, "read '%s/%s'", folder->dir, file_name);
     kv_disk_close_file(folder->disk, fd);
     return status;

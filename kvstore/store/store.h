@@ -21,6 +21,7 @@
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
 #include "kvstore/index/session_index.h"
+#include "kvstore/plan/timeline.h"
 #include "kvstore/tier/tier_hbm.h"
 #include "kvstore/tier/tier_pool.h"
 #include "kvstore/tier/tier_ssd.h"
@@ -64,6 +65,7 @@ struct kv_store_counters {
     uint64_t pages_verified, corrupt_pages, corrupt_images, missing_pages;
     uint64_t unreadable_trees; /* Since the start. */
     uint64_t unread_pages;     /* Reads that failed; the pages stay. */
+    uint64_t late_reads;       /* Of these, not waited for. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
     uint64_t moved_pages;         /* By compaction. */
@@ -82,6 +84,7 @@ struct kv_store {
     struct kv_pool *pool;
     struct kv_ssd *ssd;
     struct kv_manifest *manifest;
+    struct kv_timeline time;
     struct kv_store_recovery recovery;
     struct kv_store_counters counters;
     uint64_t generation;                /* Last one given out. */
@@ -97,6 +100,7 @@ struct kv_store {
     bool must_resume;                   /* A batch failed on a full file system. */
     uint32_t freeing;                   /* SSD pages that are free when their batch is durable. */
     enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */
+    uint32_t reads_late;                /* Pages that the kernel has and nobody waits for. */
     bool unloading;                     /* Pages that go now leave memory only. */
 };
 
@@ -110,12 +114,13 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
                         struct kv_error *err) KV_MUST_CHECK;
 void kv_store_close(struct kv_store *store); /* operations must be 0. */
 
+/* Wall time, as long as the wall clock is believed (plan/timeline.h). */
 uint64_t kv_store_now_ms(const struct kv_store *store);
 uint64_t kv_store_now_ns(const struct kv_store *store); /* Pool clock. */
 uint64_t kv_store_next_generation(struct kv_store *store);
 
-/* Posts pending removals, tells owners of batches, expires pool images.  Once a loop turn, after
- * the mailbox ran. */
+/* Looks at the clocks, posts pending removals, tells owners of batches, expires pool images.  Once
+ * a loop turn, after the mailbox ran. */
 void kv_store_tick(struct kv_store *store);
 
 /* ---- store_batch.c: records ---- */
@@ -175,11 +180,18 @@ struct kv_read {
     struct kv_store *store;
     struct kv_read_op *ops;
     uint32_t waiting;
+    uint64_t progress_ns; /* Stopwatch when it began, or the last page of it came. */
     uint64_t bytes;
 };
 /* KV_BUSY: not enough slots (nothing is pinned then); KV_NOMEM.  KV_OK: done will run, never from
  * inside this call; KV_MISS: everything was in memory, slots are filled, done will not run. */
 kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read) KV_MUST_CHECK;
+
+/* The device does not answer: what has not come counts as not read, and done runs.  The slots of
+ * reads that the kernel still has stay pinned until it gives them back; until then
+ * kv_store.reads_late is above 0, and reads that would ask the device are not started: they end at
+ * once, as if everything were in memory (KV_MISS), without the pages that are not. */
+void kv_store_read_give_up(struct kv_read *read);
 
 /* Page i of a finished read, compared with what the index says and, if ids is given, its tokens
  * with ids[0..).  A fresh page that agrees becomes the object's cached copy.  Counted and logged:

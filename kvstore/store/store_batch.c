@@ -226,6 +226,15 @@ kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user, cons
     return batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
 }
 
+kv_status kv_batch_clock(struct kv_batch *batch, const struct kv_timeline *line)
+{
+    const struct kv_record_clock record = {.floor_ms = line->floor_ms,
+                                           .before_ms = line->before_ms};
+    uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_CLOCK_BYTES];
+    const uint32_t key_bytes = kv_key_clock(key);
+    return batch_put(batch, key, key_bytes, value, kv_record_clock_encode(&record, value));
+}
+
 kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node)
 {
     struct kv_index *index = batch->store->index;
@@ -415,7 +424,7 @@ static void batch_seal(struct kv_batch *batch)
     batch->number = store->commit;
     for (uint32_t i = 0; i < batch->freed_count; i++)
         kv_segments_set(store->segments, batch->freed[i], false);
-    for (uint32_t i = 0; i < batch->taken_count; i++)
+    for (uint32_t i = 0; i < batch->taken_count && !KV_PLANTED(store, SEGMENTS_BEHIND); i++)
         kv_segments_set(store->segments, batch->taken[i], true);
     for (uint32_t i = 0; i < batch->segment_count; i++)
         (void)kv_segments_encode(store->segments, batch->segments[i].number,

@@ -27,6 +27,15 @@ void kv_store_tell(struct kv_store *store);
 /* The session's record, with the number of its checkpoints, into the batch of removals. */
 void kv_store_record_count(struct kv_store *store, const struct kv_session *session);
 
+/* ---- store_time.c: the time that ages are counted by ---- */
+
+/* Start-up: before records are read, and when all sessions are known; that also brings what is in
+ * the index to this time. */
+kv_status kv_store_time_begin(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+void kv_store_time_judge(struct kv_store *store);
+void kv_store_time_tick(struct kv_store *store);
+kv_status kv_batch_clock(struct kv_batch *batch, const struct kv_timeline *line) KV_MUST_CHECK;
+
 /* ---- store_note.c: the file DIR/acknowledged ---- */
 
 /* Highest number noted; 0: none, or it could not be read, which is logged. */

@@ -222,7 +222,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     kv_index_node_recorded(node);
     node->foreign = record->model_tag != kv_index_model_tag(store->index);
     node->image.lost = KV_REASON_LOST_NODE; /* Windows die with the process. */
-    kv_index_renew(node, record->used_ms);
+    kv_index_renew(node, kv_timeline_used_ms(&store->time, record->used_ms));
     load_note_node(load, node);
     return true;
 }

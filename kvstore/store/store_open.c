@@ -20,7 +20,7 @@
 
 uint64_t kv_store_now_ms(const struct kv_store *store)
 {
-    return kv_clock_wall_ms(store->options.clock);
+    return kv_timeline_now_ms(&store->time, kv_clock_mono_ns(store->options.clock));
 }
 
 uint64_t kv_store_now_ns(const struct kv_store *store)
@@ -152,6 +152,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     session->fell_back = record.claimed_tokens > record.head_tokens;
     kv_index_session_pages(visit->store->index, session,
                            record.checkpoints == 0 ? 0 : kv_pages_for(record.head_tokens));
+    kv_timeline_saw(&visit->store->time, record.used_ms);
     visit->store->recovery.sessions++;
     return KV_OK;
 }
@@ -182,6 +183,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
             store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
+    kv_store_time_judge(store);
     const kv_status status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
@@ -323,7 +325,9 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
 
     store->manifest = options->manifest;
 
-    kv_status status = begin_run(store, err);
+    kv_status status = kv_store_time_begin(store, err);
+    if (status != KV_OK) goto fail;
+    status = begin_run(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
     if (status != KV_OK) goto fail;
@@ -354,6 +358,7 @@ void kv_store_close(struct kv_store *store)
 void kv_store_tick(struct kv_store *store)
 {
     kv_ssd_tick(store->ssd, kv_clock_stopwatch_ns());
+    kv_store_time_tick(store);
     kv_store_tell(store);
     kv_store_resume(store);
     if (store->dead != NULL) {

@@ -538,6 +538,17 @@ static void round_end(struct kv_ssd *ssd)
     }
 }
 
+/* What was flushed into a file that somebody deleted is gone with this process: it must not be
+ * acknowledged.  A disk that cannot tell is believed. */
+static void refuse_nameless(struct kv_ssd *ssd, const struct segment *segment)
+{
+    const struct kv_disk_call links = {.verb = KV_DISK_LINKS, .fd = segment->fd};
+    if (ssd->read_only_reason[0] != '\0' || kv_disk_call(ssd->disk, &links) != 0) return;
+    (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
+                   "segment-%06u.kv was deleted under the daemon; restart to go on",
+                   (unsigned)(segment - ssd->segments));
+}
+
 static void sync_done(struct kv_disk_op *disk_op)
 {
     struct segment *segment = KV_CONTAINER_OF(disk_op, struct segment, sync);
@@ -546,6 +557,8 @@ static void sync_done(struct kv_disk_op *disk_op)
     if (disk_op->status != KV_OK) {
         ssd->io_errors++;
         refuse_writes(ssd, "fdatasync", (uint32_t)(segment - ssd->segments), disk_op);
+    } else {
+        refuse_nameless(ssd, segment);
     }
     if (--ssd->syncs_inflight == 0) round_end(ssd);
 }

@@ -3,9 +3,9 @@
  *
  * A directory is prepared once: sessions of three users, records in RocksDB's tables and in its
  * log. Each start works on a copy.  Flips in pages come many to a start, each in another session,
- * so that one start judges them all; flips in a segment's header and in RocksDB's files come alone,
- * because they may concern everything.  Half of the starts are damaged before, half while the
- * daemon runs.
+ * so that one start judges them all; flips in a segment's header, in superblock and `acknowledged`
+ * and in RocksDB's files come alone, because they may concern everything.  Half of the starts are
+ * damaged before, half while the daemon runs.
  *
  * Afterwards every session is asked for, and a turn tries it.  What was not damaged must be served
  * in full.  What was is served in full with the right bits (harmless), or less of it with the right
@@ -31,14 +31,24 @@ enum {
     SESSIONS = 64,
     PATH_BYTES = 300,
     /* A block of cases, in this order. */
-    PAGES = 44,
+    PAGES = 43,
     HEADERS = 2,
-    INDEX = 10,
-    BLOCK = 2 * PAGES + HEADERS + INDEX,
+    SUPERBLOCK = 2,
+    NOTES = 2,
+    INDEX = 8,
+    BLOCK = 2 * PAGES + HEADERS + SUPERBLOCK + NOTES + INDEX,
 };
 
-enum target { TARGET_PAGE, TARGET_HEADER, TARGET_INDEX, TARGETS };
-static const char *const target_names[TARGETS] = {"pages", "segment headers", "RocksDB"};
+enum target {
+    TARGET_PAGE,
+    TARGET_HEADER,
+    TARGET_SUPERBLOCK,
+    TARGET_NOTES,
+    TARGET_INDEX,
+    TARGETS,
+};
+static const char *const target_names[TARGETS] = {"pages", "segment headers", "superblock",
+                                                  "acknowledged", "RocksDB"};
 
 struct tally {
     uint64_t flips[TARGETS], detected[TARGETS], refused[TARGETS];
@@ -324,11 +334,20 @@ struct group {
 /* The cases of a block that share a start with `number`. */
 static struct group group_of(uint32_t number)
 {
+    static const struct {
+        enum target target;
+        uint32_t count;
+    } alone[] = {{TARGET_HEADER, HEADERS},
+                 {TARGET_SUPERBLOCK, SUPERBLOCK},
+                 {TARGET_NOTES, NOTES},
+                 {TARGET_INDEX, INDEX}};
     const uint32_t block = number / BLOCK * BLOCK, at = number % BLOCK;
     if (at < PAGES) return (struct group){TARGET_PAGE, false, block, PAGES};
     if (at < 2 * PAGES) return (struct group){TARGET_PAGE, true, block + PAGES, PAGES};
-    if (at < 2 * PAGES + HEADERS) return (struct group){TARGET_HEADER, at % 2 == 1, number, 1};
-    return (struct group){TARGET_INDEX, at % 2 == 1, number, 1};
+    uint32_t i = 0;
+    for (uint32_t end = 2 * PAGES + alone[0].count; at >= end; end += alone[i].count)
+        i++;
+    return (struct group){alone[i].target, at % 2 == 1, number, 1};
 }
 
 static void damage(struct rig *rig, const struct group *group)
@@ -337,10 +356,25 @@ static void damage(struct rig *rig, const struct group *group)
     for (uint32_t i = 0; i < group->count; i++) {
         struct ex_random random = {ex_mix(ex_mix(rig->options->seed) ^ (group->first + i))};
         struct cr_flip *flip = &rig->flips[rig->flip_count];
-        bool done = true;
-        if (group->target == TARGET_PAGE) done = cr_flip_page(&rig->damage, &random, flip);
-        if (group->target == TARGET_HEADER) cr_flip_segment_header(&rig->damage, &random, flip);
-        if (group->target == TARGET_INDEX) cr_flip_index(&rig->damage, &random, flip);
+        bool done = !rig->options->idle;
+        if (!done) continue;
+        switch (group->target) {
+        case TARGET_PAGE:
+            done = cr_flip_page(&rig->damage, &random, flip);
+            break;
+        case TARGET_HEADER:
+            cr_flip_segment_header(&rig->damage, &random, flip);
+            break;
+        case TARGET_SUPERBLOCK:
+            cr_flip_twin(rig->state, "superblock", &random, flip);
+            break;
+        case TARGET_NOTES:
+            cr_flip_twin(rig->state, "acknowledged", &random, flip);
+            break;
+        default:
+            cr_flip_index(&rig->damage, &random, flip);
+            break;
+        }
         if (done) rig->flip_count++;
     }
 }
@@ -398,8 +432,9 @@ static void judge_refusal(struct rig *rig, const char *why)
     if (strstr(why, "status 0x200 ") == NULL)
         cr_fail(&rig->run.writers[0], CR_WRONG, NULL, NULL, "%.350s; damage: %s", why,
                 rig->flips[0].text);
-    else if (rig->target == TARGET_PAGE)
-        cr_fail(&rig->run.writers[0], CR_LOST, NULL, NULL, "refused for a page: %.300s", why);
+    else if (rig->target != TARGET_HEADER && rig->target != TARGET_INDEX)
+        cr_fail(&rig->run.writers[0], CR_LOST, NULL, NULL, "refused for a bit of %s: %.300s",
+                target_names[rig->target], why);
     if (rig->options->verbose) (void)fprintf(stderr, "bitflip: refused: %s\n", why);
 }
 
@@ -473,7 +508,10 @@ static void group_count(struct rig *rig, const struct group *group, uint32_t fir
 
 static uint64_t sum(const uint64_t numbers[TARGETS])
 {
-    return numbers[TARGET_PAGE] + numbers[TARGET_HEADER] + numbers[TARGET_INDEX];
+    uint64_t all = 0;
+    for (int i = 0; i < TARGETS; i++)
+        all += numbers[i];
+    return all;
 }
 
 static int verdict(const struct rig *rig)
@@ -502,8 +540,11 @@ static int verdict(const struct rig *rig)
         return EXIT_FAILURE;
     }
     if (cr_failed(c) > 0 || t->silent > 0) return CR_EXIT_LOSS;
-    if (flips > 0 && c->tried > 0 && (detected > 0 || flips < BLOCK)) return EXIT_SUCCESS;
-    (void)fprintf(stderr, "bitflip: nothing was detected: the run says nothing\n");
+    bool says = flips > 0 && c->tried > 0;
+    for (int i = 0; i < TARGETS && flips >= BLOCK; i++)
+        says = says && t->flips[i] > 0;
+    if (says && (detected > 0 || flips < BLOCK)) return EXIT_SUCCESS;
+    (void)fprintf(stderr, "bitflip: too little was flipped or detected: the run says nothing\n");
     return EXIT_FAILURE;
 }
 
@@ -523,8 +564,9 @@ static void run_all(struct rig *rig)
 }
 
 static const char help[] =
-    "Turns over one random bit at a time in the pages and headers of segments and in RocksDB's\n"
-    "files, of a stopped and of a running daemon: what is served is right or less, never wrong.\n"
+    "Turns over one random bit at a time in the pages and headers of segments, in superblock and\n"
+    "acknowledged and in RocksDB's files, of a stopped and of a running daemon: what is served is\n"
+    "right or less, never wrong.\n"
     "\n"
     "  --flips N      how many (default 200)\n";
 
@@ -580,7 +622,7 @@ int main(int argc, char **argv)
     prepare(rig);
     (void)clock_gettime(CLOCK_MONOTONIC, &rig->begun);
     run_all(rig);
-    const int code = verdict(rig);
+    const int code = cr_idle_code(&options, verdict(rig));
     drop_places(rig);
     free(rig);
     return code;

@@ -204,3 +204,16 @@ void cr_flip_index(struct cr_damage *damage, struct ex_random *random, struct cr
     flip(path, ex_random_below(random, (uint32_t)stat_of.st_size), random, ret_flip);
     ret_flip->owner = NULL;
 }
+
+void cr_flip_twin(const char *state, const char *name, struct ex_random *random,
+                  struct cr_flip *ret_flip)
+{
+    enum { COPY_BYTES = 4096, FIELDS_END = 64 };
+    char path[CR_PATH_BYTES];
+    EXPECT(snprintf(path, sizeof(path), "%s/%s", state, name) < CR_PATH_BYTES);
+    const uint32_t copy = ex_random_below(random, 2) * COPY_BYTES;
+    /* Half of them where something stands. */
+    const uint32_t most = ex_random_percent(random, 50) ? FIELDS_END : COPY_BYTES;
+    flip(path, copy + ex_random_below(random, most), random, ret_flip);
+    ret_flip->owner = NULL;
+}

@@ -43,3 +43,6 @@ bool cr_flip_page(struct cr_damage *damage, struct ex_random *random, struct cr_
 void cr_flip_segment_header(struct cr_damage *damage, struct ex_random *random,
                             struct cr_flip *ret_flip);
 void cr_flip_index(struct cr_damage *damage, struct ex_random *random, struct cr_flip *ret_flip);
+/* Of a file of two copies, 4 KiB each: "superblock", "acknowledged". */
+void cr_flip_twin(const char *state, const char *name, struct ex_random *random,
+                  struct cr_flip *ret_flip);

@@ -15,6 +15,7 @@ struct cr_options {
     uint32_t first, count;
     const char *plant; /* NULL: none; else the daemon is cached-test. */
     const char *dir;   /* Where state goes; NULL: /tmp. */
+    bool idle;         /* Nobody writes, no bit is turned over: such a run must fail. */
     bool expect_loss, verbose, keep;
 };
 
@@ -30,6 +31,9 @@ struct cr_medium {
 
 /* Reads arguments; ends the program for --help or wrong ones.  unit: "kills" for --kills. */
 void cr_parse(int argc, char **argv, const char *help, struct cr_options *options);
+
+/* Turns the exit code of a run around that was asked to be idle. */
+int cr_idle_code(const struct cr_options *options, int code);
 
 /* The exit code. */
 int cr_drive(const struct cr_options *options, const struct cr_medium *medium);

@@ -115,6 +115,7 @@ struct cr_run {
     const char *log_path;
     struct ex_daemon *daemon;
     struct cr_writer writers[CR_WRITERS];
+    bool idle;             /* Nobody writes. */
     bool deaf;             /* An answer after the fault says nothing of durability: powercut.c. */
     _Atomic bool killing;  /* A call that fails now is no failure. */
     struct timespec died;  /* When the daemon did last. */

@@ -324,7 +324,7 @@ static void look_up(struct cr_writer *writer, struct cr_session *session)
 void *cr_write(void *context)
 {
     struct cr_writer *writer = context;
-    while (!killing(writer) && cr_failed(&writer->counts) == 0) {
+    while (!writer->run->idle && !killing(writer) && cr_failed(&writer->counts) == 0) {
         struct cr_session *session = cr_session_last(writer);
         const uint32_t kind = ex_random_below(&writer->random, 100);
         if (session == NULL || !session->opened || session->talk_count > LONG_TALK ||

@@ -18,6 +18,7 @@ enum {
     TYPE_NODE,
     TYPE_SEGMENT,
     TYPE_PAGE,
+    TYPE_CLOCK,
     TYPE_COUNT
 };
 
@@ -26,6 +27,7 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
 {
     struct kv_record_store store;
     struct kv_record_commit commit;
+    struct kv_record_clock clock;
     struct kv_record_user user;
     struct kv_record_session session;
     struct kv_record_node node;
@@ -42,6 +44,9 @@ static uint32_t round_trip(uint32_t type, const uint8_t *value, uint32_t bytes, 
     case TYPE_COMMIT:
         if (kv_record_commit_decode(value, bytes, &commit) != KV_OK) return 0;
         return kv_record_commit_encode(&commit, buf);
+    case TYPE_CLOCK:
+        if (kv_record_clock_decode(value, bytes, &clock) != KV_OK) return 0;
+        return kv_record_clock_encode(&clock, buf);
     case TYPE_USER:
         if (kv_record_user_decode(value, bytes, &user) != KV_OK) return 0;
         return kv_record_user_encode(&user, buf);
@@ -93,6 +98,7 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
     static const uint8_t uids[16] = {1, 2, 3};
     const struct kv_record_store store = {.directory = {{1, 2}}, .model = {{3}}, .boots = 3};
     const struct kv_record_commit commit = {.number = 0x0102030405060708u};
+    const struct kv_record_clock clock = {.floor_ms = 0x0102030405060708u, .before_ms = 7};
     const struct kv_record_user user = {.name = "alice", .salt = {7}};
     const struct kv_record_session session = {
         .kind = 1, .epoch = 2, .has_head = true, .name = "s.1", .parent_name = "p"};
@@ -116,6 +122,8 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         return 1 + kv_record_store_encode(&store, buf + 1);
     case TYPE_COMMIT:
         return 1 + kv_record_commit_encode(&commit, buf + 1);
+    case TYPE_CLOCK:
+        return 1 + kv_record_clock_encode(&clock, buf + 1);
     case TYPE_USER:
         return 1 + kv_record_user_encode(&user, buf + 1);
     case TYPE_SESSION:

@@ -17,6 +17,7 @@ import grpc
 
 import daemon as d
 from daemon import admin_pb, check, equal, pack, pb
+from faults import Calls
 from reasons import VOCAB, World, account, case, decode, fails, prefill, provoked, run
 from talk import model_dir
 
@@ -148,6 +149,23 @@ def ssd_read_only(_):
     health = bad.client("ops").admin.GetStats(admin_pb.GetStatsRequest()).health
     check("read-only" in health, f"and why: {health!r}")
     bad.stop()
+
+
+@case("SSD_SLOW")
+def ssd_slow(_):
+    """What goes on beside it, and that it ends: it_badluck.py."""
+    calls = Calls()
+    hung = d.Daemon({"io.backend": "pool"}, env=calls.env()).start()
+    alice = hung.client().session
+    alice.OpenSession(pb.OpenSessionRequest(session_id="slow"))
+    calls.hang("flush")
+    answer = alice.Prefill(prefill(session_id="slow", level=pb.LEVEL_SSD), timeout=4)
+    equal(answer.save_reason, "SSD_SLOW", "why the checkpoint is not stored yet")
+    got = fails(alice.Checkpoint, pb.CheckpointRequest(session_id="slow", level=pb.LEVEL_SSD),
+                code="UNAVAILABLE", reason="SSD_SLOW", timeout=4)
+    check(got is not None and got.retry_ms > 0, f"with a time to try again: {got!r}")
+    calls.work()
+    hung.stop()
 
 
 @case("INDEX_FULL")

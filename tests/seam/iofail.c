@@ -130,7 +130,7 @@ static uint64_t run_case(const struct options *options, const struct plan *plan,
                                           .faulty = &stack.faulty,
                                           .dir = STACK_DIR,
                                           .seed = plan->seed,
-                                          .rounds = ROUNDS});
+                                          .rounds = options->idle ? 0 : ROUNDS});
     stack.faulty.armed = false;
 
     struct check check = {0};
@@ -197,8 +197,8 @@ static uint64_t judge_totals(const struct options *options, const struct totals 
 {
     uint64_t failures = totals->failures;
     if (options->expect_loss) return failures;
-    if (totals->check.acknowledged == 0) {
-        (void)printf("nothing was compared\n");
+    if (totals->check.acknowledged < totals->cases) {
+        (void)printf("too little was compared\n");
         failures++;
     }
     uint64_t fired = 0;
@@ -208,8 +208,9 @@ static uint64_t judge_totals(const struct options *options, const struct totals 
         (void)printf("no %s ever happened\n", fault_name((enum fault)i));
         failures++;
     }
-    if (fired == 0) {
-        (void)printf("no fault ever happened\n");
+    /* Some wait for a call that does not come any more. */
+    if (fired < totals->cases / 2) {
+        (void)printf("too few faults happened\n");
         failures++;
     }
     return failures;

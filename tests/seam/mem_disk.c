@@ -171,6 +171,8 @@ static int64_t file_call(struct mem_disk *mem, const struct kv_disk_call *call)
         return 0;
     case KV_DISK_SIZE:
         return (int64_t)file->size;
+    case KV_DISK_LINKS:
+        return file->linked ? 1 : 0;
     default:
         assert(call->verb == KV_DISK_CLOSE);
         handle->open = false;

@@ -36,8 +36,7 @@ static bool parse_pair(const char *name, const char *value, struct options *opti
         return parse_number(value, &options->first);
     }
     if (strcmp(name, "--plant") != 0) return false;
-    options->plant = plant_of(value);
-    return options->plant != PLANT_COUNT;
+    return plant_find(value, &options->plant);
 }
 
 bool options_parse(int argc, char **argv, struct options *options)
@@ -45,6 +44,10 @@ bool options_parse(int argc, char **argv, struct options *options)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--expect-loss") == 0) {
             options->expect_loss = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--idle") == 0) {
+            options->idle = true;
             continue;
         }
         if (i + 1 < argc && parse_pair(argv[i], argv[i + 1], options)) {
@@ -55,11 +58,12 @@ bool options_parse(int argc, char **argv, struct options *options)
                       "%s: bad argument\n"
                       "usage: iofail [--every N] [--from CALL] or [--first K] [--count N]\n"
                       "       crashimage [--images N] or [--first K] [--count N]\n"
-                      "       either: [--seed S] [--case K] [--plant NAME] [--expect-loss]\n"
+                      "       either: [--seed S] [--case K] [--idle]\n"
+                      "               [--plant NAME] [--expect-loss]\n"
                       "plants:",
                       argv[i]);
-        for (unsigned plant = 0; plant < PLANT_COUNT; plant++)
-            (void)fprintf(stderr, " %s", plant_name((enum plant)plant));
+        for (unsigned plant = 0; plant_name((enum kv_plant)plant) != NULL; plant++)
+            (void)fprintf(stderr, " %s", plant_name((enum kv_plant)plant));
         (void)fprintf(stderr, "\n");
         return false;
     }
@@ -68,6 +72,9 @@ bool options_parse(int argc, char **argv, struct options *options)
 
 int options_exit(const struct options *options, uint64_t failures)
 {
+    if (options->idle && failures == 0)
+        (void)fprintf(stderr, "nothing happened, and the run passed\n");
+    if (options->idle) return failures > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
     if (!options->expect_loss) return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
     if (failures > 0) return EXIT_SUCCESS;
     (void)fprintf(stderr, "the planted bug '%s' was not found\n", plant_name(options->plant));

@@ -13,7 +13,8 @@ struct options {
     uint64_t from;         /* iofail: the first call to fail. */
     uint64_t first, count; /* Cases. */
     bool one;              /* --case: only that one. */
-    enum plant plant;
+    enum kv_plant plant;
+    bool idle;        /* The script does nothing: such a run must fail. */
     bool expect_loss; /* Succeed only if something is found wrong. */
 };
 

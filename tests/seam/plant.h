@@ -1,35 +1,22 @@
 #pragma once
 
 /*
- * Planted bugs: what the store would do if one rule were broken.  Some are wrappers between the
- * store and its disk and manifest, some replace a function of kvstore when the test is linked
- * (meson.build: --wrap); the code that is installed knows nothing of them.
+ * Planted bugs (kvstore/base/plant.h) for a store on the disks of these tests.  Those of the store
+ * itself are compiled into iofail and crashimage; those of a disk are played by a wrapper; those of
+ * an acknowledgement by work.c, which is the one that gives them here.
  * Owned by: the thread that runs the disk.
  */
 
 #include "kvstore/base/disk.h"
-#include "kvstore/index/manifest.h"
+#include "kvstore/base/plant.h"
 
-enum plant {
-    PLANT_NONE,
-    PLANT_SHORT_OK,      /* A short completion is taken for a whole one. */
-    PLANT_FLUSH_IGNORED, /* A failed flush is taken for a good one. */
-    PLANT_ACK_FLUSH,     /* A save goes on before its flush is over. */
-    PLANT_ACK_MANIFEST,  /* A save is acknowledged before its records are synced. */
-    PLANT_NAMES,         /* Names of new files are not flushed. */
-    PLANT_REUSE,         /* Space is reused before its deletion is durable. */
-    PLANT_GENERATION,    /* Generations of pages are not compared. */
-    PLANT_CHECKSUM,      /* Checksums of pages are not compared. */
-    PLANT_SEGMENTS,      /* Segment records lack the places that their batch takes. */
-    PLANT_COUNT,
-};
+/* False: no such name.  "none" is one. */
+bool plant_find(const char *name, enum kv_plant *ret_plant);
+const char *plant_name(enum kv_plant plant);
 
-/* PLANT_COUNT: no such name. */
-enum plant plant_of(const char *name);
-const char *plant_name(enum plant plant);
-/* For the functions that are replaced; the wrappers are told. */
-void plant_set(enum plant plant);
+/* The bug of all stores that are opened from here on. */
+void plant_set(enum kv_plant plant);
+enum kv_plant plant_now(void);
 
-/* They own nothing but themselves. */
-struct kv_disk *plant_disk(enum plant plant, struct kv_disk *inner);
-struct kv_manifest *plant_manifest(enum plant plant, struct kv_manifest *inner);
+/* Owns nothing but itself. */
+struct kv_disk *plant_disk(struct kv_disk *inner);

@@ -5,7 +5,7 @@
 #include "tests/seam/mem_disk.h"
 #include "tests/seam/mem_manifest.h"
 
-void stack_init(struct stack *stack, enum plant plant, struct kv_disk *memory)
+void stack_init(struct stack *stack, enum kv_plant plant, struct kv_disk *memory)
 {
     *stack = (struct stack){.recorder = recorder_create(), .memory = memory};
     plant_set(plant);
@@ -14,17 +14,15 @@ void stack_init(struct stack *stack, enum plant plant, struct kv_disk *memory)
         recorder_found(stack->recorder, file.dir, file.name, file.bytes, file.size);
     stack->failing = faulty_disk(&stack->faulty, stack->memory);
     stack->recording = recorder_disk(stack->recorder, stack->failing);
-    stack->disk = plant_disk(plant, stack->recording);
+    stack->disk = plant_disk(stack->recording);
     stack->records = mem_manifest_create();
     stack->recording_records = recorder_manifest(stack->recorder, stack->records);
-    stack->failing_records = faulty_manifest(&stack->faulty, stack->recording_records);
-    stack->manifest = plant_manifest(plant, stack->failing_records);
+    stack->manifest = faulty_manifest(&stack->faulty, stack->recording_records);
 }
 
 void stack_fini(struct stack *stack)
 {
     kv_manifest_close(stack->manifest);
-    kv_manifest_close(stack->failing_records);
     kv_manifest_close(stack->recording_records);
     kv_manifest_close(stack->records);
     kv_disk_destroy(stack->disk);

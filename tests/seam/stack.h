@@ -15,9 +15,9 @@ struct stack {
     struct recorder *recorder;
     struct faulty faulty;
     struct kv_disk *memory, *failing, *recording, *disk; /* The last is what a store is given. */
-    struct kv_manifest *records, *recording_records, *failing_records, *manifest;
+    struct kv_manifest *records, *recording_records, *manifest; /* Likewise. */
 };
 
 /* On a mem_disk, which is the stack's from here on. */
-void stack_init(struct stack *stack, enum plant plant, struct kv_disk *memory);
+void stack_init(struct stack *stack, enum kv_plant plant, struct kv_disk *memory);
 void stack_fini(struct stack *stack);

@@ -10,6 +10,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/page.h"
+#include "tests/seam/plant.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -92,6 +93,13 @@ static void save_end(struct save *save)
     free(save);
 }
 
+/* A planted bug does so before it may. */
+static void acknowledge(struct save *save)
+{
+    struct work_point *point = &save->work->points[save->point];
+    point->saved = KV_MIN(point->saved, now(save->work));
+}
+
 static void save_recorded(void *context, kv_status status)
 {
     struct save *save = context;
@@ -107,7 +115,7 @@ static void save_recorded(void *context, kv_status status)
     save->node->durable = true;
     work->world.store->checkpoints++;
     work->sessions[save->session].known = true;
-    work->points[save->point].saved = now(work);
+    acknowledge(save);
     work->saves++;
     save_end(save);
 }
@@ -131,6 +139,7 @@ static void save_record(struct save *save)
     if (status == KV_OK) status = kv_batch_session(batch, session);
     assert(status == KV_OK);
     kv_batch_post(batch, save_recorded, save);
+    if (plant_now() == KV_PLANT_ACK_BEFORE_SYNC) acknowledge(save);
 }
 
 static void save_written(struct kv_write *write, kv_status status)
@@ -224,7 +233,10 @@ static void save_start(struct work *work, uint32_t s, struct kv_session *session
     session->head_tokens = tokens;
     save->write->done = save_written;
     save->write->context = save;
-    if (ok && kv_write_start(save->write, NULL) == KV_OK) return;
+    if (ok && kv_write_start(save->write, NULL) == KV_OK) {
+        if (plant_now() == KV_PLANT_ACK_BEFORE_FLUSH) acknowledge(save);
+        return;
+    }
     save_revert(save, true);
     save_end(save);
 }

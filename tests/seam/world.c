@@ -7,6 +7,7 @@
 #include "kvstore/format/segment_header.h"
 #include "kvstore/store/segments.h"
 #include "tests/seam/content.h"
+#include "tests/seam/plant.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ static struct kv_store_options options_of(const struct kv_layout *layout, struct
         .pool_ttl_ms = 1000,
         .rows_ttl_ms = KV_TTL_MS_MAX,
         .sessions_max = CONTENT_SESSIONS,
+        .plant = plant_now(),
     };
 }
 

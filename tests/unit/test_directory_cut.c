@@ -83,14 +83,14 @@ static struct seen look_always(const struct stack *stack, uint64_t from)
     return seen;
 }
 
-static void test_first_start(enum plant plant)
+static void test_first_start(enum kv_plant plant)
 {
     struct stack stack;
     stack_init(&stack, plant, mem_disk_create(STACK_DIR, 1));
     start(&stack);
     const struct seen seen = look_always(&stack, 0);
     EXPECT(seen.empty > 0 && seen.made > 0);
-    EXPECT((seen.wrong > 0) == (plant != PLANT_NONE));
+    EXPECT((seen.wrong > 0) == (plant != KV_PLANT_NONE));
     stack_fini(&stack);
 }
 
@@ -99,7 +99,7 @@ static void test_put_right(void)
 {
     struct stack stack;
     struct mem_disk_file file;
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, 2));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 2));
     start(&stack);
     for (uint32_t i = 0; mem_disk_file(stack.memory, i, &file); i++)
         if (strcmp(file.name, "superblock") == 0) break;
@@ -113,7 +113,7 @@ static void test_put_right(void)
     mem_disk_add(damaged, STACK_DIR, "superblock", bytes, file.size);
     stack_fini(&stack);
 
-    stack_init(&stack, PLANT_NONE, damaged);
+    stack_init(&stack, KV_PLANT_NONE, damaged);
     start(&stack);
     const struct seen seen = look_always(&stack, 0);
     EXPECT(seen.empty == 0 && seen.made > 0 && seen.wrong == 0);
@@ -122,8 +122,8 @@ static void test_put_right(void)
 
 int main(void)
 {
-    test_first_start(PLANT_NONE);
-    test_first_start(PLANT_NAMES);
+    test_first_start(KV_PLANT_NONE);
+    test_first_start(KV_PLANT_NAMES_NOT_FLUSHED);
     test_put_right();
     HARNESS_END();
 }

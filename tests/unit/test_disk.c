@@ -250,6 +250,7 @@ static void test_kernel(void)
     EXPECT_EQ_I64(kernel(KV_DISK_CREATE, folder, "a", 0), -EEXIST);
     EXPECT_EQ_I64(kernel(KV_DISK_RESERVE, (int)file, NULL, 65536), 0);
     EXPECT_EQ_I64(kernel(KV_DISK_SIZE, (int)file, NULL, 0), 65536);
+    EXPECT_EQ_I64(kernel(KV_DISK_LINKS, (int)file, NULL, 0), 1);
     EXPECT_EQ_I64(kernel(KV_DISK_SYNC, (int)file, NULL, 0), 0);
     EXPECT_EQ_I64(kernel(KV_DISK_SYNC_DIR, folder, NULL, 0), 0);
     EXPECT_EQ_I64(kernel(KV_DISK_CLOSE, (int)file, NULL, 0), 0);

@@ -47,7 +47,7 @@ static struct work *run(uint64_t seed)
     struct stack stack;
     struct work *work = calloc(1, sizeof(*work));
     EXPECT(work != NULL);
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, seed));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, seed));
     work_run(work, &(struct work_options){.disk = stack.disk,
                                           .manifest = stack.manifest,
                                           .recorder = stack.recorder,

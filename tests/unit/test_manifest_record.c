@@ -24,6 +24,12 @@ static kv_status decode_store(const uint8_t *value, uint32_t bytes)
     return kv_record_store_decode(value, bytes, &record);
 }
 
+static kv_status decode_clock(const uint8_t *value, uint32_t bytes)
+{
+    struct kv_record_clock record;
+    return kv_record_clock_decode(value, bytes, &record);
+}
+
 static kv_status decode_commit(const uint8_t *value, uint32_t bytes)
 {
     struct kv_record_commit record;
@@ -117,6 +123,25 @@ static void test_commit(void)
     EXPECT_EQ_U32(kv_key_commit(key), 1);
     EXPECT_EQ_U32(key[0], 'C');
     check_damage(decode_commit, buf, bytes);
+}
+
+static void test_clock(void)
+{
+    const struct kv_record_clock record = {.floor_ms = 0x0102030405060708u,
+                                           .before_ms = 0x1112131415161718u};
+    struct kv_record_clock got;
+    uint8_t buf[KV_RECORD_CLOCK_BYTES], key[KV_RECORD_KEY_MAX];
+    const uint32_t bytes = kv_record_clock_encode(&record, buf);
+    EXPECT_EQ_U32(bytes, 21);
+    EXPECT_EQ_U32(buf[0], 1);
+    EXPECT_EQ_U64(kv_load64(buf + 1), record.floor_ms);
+    EXPECT(kv_record_clock_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_U64(got.floor_ms, record.floor_ms);
+    EXPECT_EQ_U64(kv_load64(buf + 9), record.before_ms);
+    EXPECT_EQ_U64(got.before_ms, record.before_ms);
+    EXPECT_EQ_U32(kv_key_clock(key), 1);
+    EXPECT_EQ_U32(key[0], 'W');
+    check_damage(decode_clock, buf, bytes);
 }
 
 static void test_store(void)
@@ -512,6 +537,7 @@ int main(void)
 {
     test_store();
     test_commit();
+    test_clock();
     test_user();
     test_session();
     test_session_smallest_and_largest();

@@ -24,7 +24,7 @@ static struct work work;
 
 static void run(uint64_t seed)
 {
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, seed));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, seed));
     work_run(&work, &(struct work_options){.disk = stack.disk,
                                            .manifest = stack.manifest,
                                            .recorder = stack.recorder,
@@ -174,7 +174,7 @@ static void test_unbelievable(void)
 static void test_errors(void)
 {
     for (uint64_t call = 1; call < 40; call++) {
-        stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, call));
+        stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, call));
         stack.faulty.armed = true;
         stack.faulty.fault = FAULT_EIO;
         stack.faulty.from = call;

@@ -106,7 +106,7 @@ static void test_images(void)
 {
     struct stack stack;
     struct kv_disk_op op;
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, 1));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 1));
     const int file = make_file(&stack);
     (void)start(&stack, &op, KV_DISK_WRITE, file, 1, true);
     (void)start(&stack, &op, KV_DISK_SYNC, file, 0, true);
@@ -135,7 +135,7 @@ static void test_failed_flush(void)
 {
     struct stack stack;
     struct kv_disk_op op;
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, 1));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 1));
     const int file = make_file(&stack);
     (void)start(&stack, &op, KV_DISK_WRITE, file, 1, true);
     (void)start(&stack, &op, KV_DISK_SYNC, file, 0, true);
@@ -164,7 +164,7 @@ static void test_faults(void)
     static const int errnos[] = {EIO, ENOSPC, EINTR, EAGAIN, 0, 0, EPROTO};
     struct stack stack;
     struct kv_disk_op op;
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, 1));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 1));
     const int file = make_file(&stack);
     for (uint32_t i = 0; i < FAULT_ERRORS; i++) {
         const enum fault fault = (enum fault)i;
@@ -191,7 +191,7 @@ static void test_lies(void)
     struct stack stack;
     struct kv_disk_op op;
     struct mem_disk_file seen;
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, 1));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 1));
     const int file = make_file(&stack);
     (void)start(&stack, &op, KV_DISK_WRITE, file, 1, true);
     arm(&stack, FAULT_DROP, false);
@@ -220,7 +220,7 @@ static void test_batches(void)
     struct stack stack;
     const struct kv_manifest_put one = {(const uint8_t *)"k", 1, (const uint8_t *)"1", 1};
     const struct kv_manifest_put none = {(const uint8_t *)"k", 1, NULL, 0};
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, 1));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, 1));
     EXPECT(kv_manifest_write_now(stack.manifest, &one, 1, NULL) == KV_OK);
     const uint64_t put = stack.recorder->tick;
     EXPECT(kv_manifest_write_now(stack.manifest, &none, 1, NULL) == KV_OK);

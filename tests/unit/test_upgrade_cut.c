@@ -71,7 +71,7 @@ static void make_old(struct old *old, uint64_t seed)
 {
     struct stack stack;
     struct mem_disk_file file;
-    stack_init(&stack, PLANT_NONE, mem_disk_create(STACK_DIR, seed));
+    stack_init(&stack, KV_PLANT_NONE, mem_disk_create(STACK_DIR, seed));
     const struct work_options options = {.disk = stack.disk,
                                          .manifest = stack.manifest,
                                          .recorder = stack.recorder,
@@ -138,7 +138,7 @@ static void test_upgrade(uint64_t seed, bool stale)
     struct ex_random random = {seed};
     old = (struct old){.stale = stale};
     make_old(&old, seed);
-    stack_init(&stack, PLANT_NONE, old.disk);
+    stack_init(&stack, KV_PLANT_NONE, old.disk);
     EXPECT(kv_manifest_scan_now(old.manifest, NULL, 0, copy_all, stack.records, NULL) == KV_OK);
     EXPECT(world_open(&world, stack.disk, stack.manifest, STACK_DIR, &err) == KV_OK);
     EXPECT(world.store->recovery.scan_why != NULL);

@@ -70,8 +70,9 @@ struct dump {
     struct kv_superblock superblock;
     uint32_t superblock_damaged;
     struct kv_manifest *manifest;
-    uint64_t commit;        /* Number of the last batch in the manifest; 0: none. */
-    kv_status noted_status; /* Of the file acknowledged; KV_MISS: nothing is noted. */
+    uint64_t commit;         /* Number of the last batch in the manifest; 0: none. */
+    uint64_t clock_floor_ms; /* When a wall clock that jumped was believed; 0: none was. */
+    kv_status noted_status;  /* Of the file acknowledged; KV_MISS: nothing is noted. */
     struct kv_acknowledged noted;
     uint32_t noted_damaged; /* Slots. */
     bool is_doubted;        /* The next start counts again. */

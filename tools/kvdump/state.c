@@ -349,6 +349,18 @@ static kv_status visit_commit(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
+static kv_status visit_clock(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_clock record;
+    if (put->key_bytes != 1) return KV_OK;
+    if (kv_record_clock_decode(put->value, put->value_bytes, &record) == KV_OK)
+        dump->clock_floor_ms = record.floor_ms;
+    else
+        dump_damage(dump, "manifest: the clock's record is damaged");
+    return KV_OK;
+}
+
 /* Notes, not damage of the directory as a whole: it is read without them. */
 static kv_status read_acknowledged(struct dump *dump, struct kv_error *err)
 {
@@ -376,6 +388,7 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
         kv_manifest_visit_fn *visit;
     } passes[] = {{"M", visit_store},
                   {"C", visit_commit},
+                  {"W", visit_clock},
                   {"U", visit_user},
                   {"S", visit_session},
                   {"G", dump_visit_segment}};
