@@ -50,6 +50,8 @@ static const struct layer_row layers[] = {
     {PLAN, {BASE, FORMAT, PLAN}},
     {TRANSPORT, {BASE, TRANSPORT}},
     {"kvstore/tier/tier_pool.*", {BASE, FORMAT, TIER, "kvstore/transport/transport.h"}},
+    /* It asks how far ahead to make space. */
+    {"kvstore/tier/ssd_ahead.c", {BASE, FORMAT, "kvstore/plan/prewrite.h", TIER}},
     {TIER, {BASE, FORMAT, TIER}},
     /* An entry embeds its image and names its pages: their types and "none" are the tiers'. */
     {INDEX, {BASE, FORMAT, TIER, INDEX}},
@@ -84,6 +86,8 @@ static const struct layer_row layers[] = {
     /* It times the engine's kernels in its own process. */
     {"tools/cachectl/bench_gemm.c",
      {BASE, FORMAT, "engine/backend/kernels/*", "engine/model/quant.h", "tools/*"}},
+    /* They drive a store in their own process. */
+    {"tools/cachectl/bench_ssd*", {BASE, FORMAT, TIER, INDEX, STORE, "engine/engine.h", "tools/*"}},
     {"tools/cachectl/bench_*", {BASE, FORMAT, PROTO, "engine/engine.h", "tools/*"}},
     /* It reads a directory without a daemon: superblock and manifest as the store opens them. */
     {"tools/kvdump/*",

@@ -16,6 +16,7 @@
 #include "kvstore/format/page.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,7 +69,7 @@ static void forget_point(const struct commit *commit, const struct kv_node *node
         for (uint32_t i = 0; i < flow->point_count; i++) {
             if (flow->points[i].node != node) continue;
             flow->points[i].node = NULL;
-            flow->req->out.save_reason = commit->refusal;
+            flow->req->out.save_reason = commit->why;
         }
     }
 }
@@ -119,7 +120,7 @@ static void commit_end(struct commit *commit, bool saved)
     if (saved) {
         shard->store->counters.saves += commit->node_count;
     } else if (waiter != NULL) {
-        waiter->req->out.save_reason = commit->refusal;
+        waiter->req->out.save_reason = commit->why;
     }
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
@@ -134,7 +135,7 @@ static void commit_end(struct commit *commit, bool saved)
 /* The file system has no room: others took it. */
 static void note_full(struct commit *commit)
 {
-    commit->refusal = KV_REASON_SSD_FULL;
+    commit->why = KV_REASON_SSD_FULL;
     commit->shard->evict.refused_ns = kv_clock_stopwatch_ns();
 }
 
@@ -267,16 +268,11 @@ static kv_status post_records(struct commit *commit)
     return KV_OK;
 }
 
-static void pages_done(struct kv_write *write, kv_status status)
+static enum kv_reason reason_of(kv_status status, const struct kv_error *err)
 {
-    struct commit *commit = write->context;
-    if (status == KV_OK) status = post_records(commit);
-    if (status != KV_OK) {
-        kv_log(commit->shard->options.log, KV_LOG_ERROR, "save_failed", "status=%s",
-               kv_status_name(status));
-        commit_revert(commit, true);
-        commit_end(commit, false);
-    }
+    if (status == KV_BUSY) return KV_REASON_SSD_FULL;
+    if (status == KV_INVALID) return KV_REASON_SSD_READ_ONLY;
+    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
 }
 
 /* Before it is told: nothing of it was written. */
@@ -286,20 +282,18 @@ static void refuse(struct commit *commit, kv_status status, const struct kv_erro
     kv_log(shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
            kv_status_name(status), err->text);
     shard->counters.save_refused++;
-    if (status == KV_BUSY) {
-        commit->refusal = KV_REASON_SSD_FULL;
-        shard->counters.room_refused++;
-        if (kv_ssd_room(shard->store->ssd).is_bounded) note_full(commit);
-    } else if (err->sys_errno == ENOSPC) {
+    if (status == KV_BUSY) shard->counters.room_refused++;
+    if (err->sys_errno == ENOSPC ||
+        (status == KV_BUSY && kv_ssd_room(shard->store->ssd).is_bounded))
         note_full(commit);
-    }
+    commit->why = reason_of(status, err);
     commit_revert(commit, true);
 }
 
 static enum kv_reason refused(struct commit *commit, kv_status status, const struct kv_error *err)
 {
     refuse(commit, status, err);
-    const enum kv_reason reason = commit->refusal;
+    const enum kv_reason reason = commit->why;
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
     free(commit);
@@ -326,6 +320,25 @@ static bool wait_for_room(struct commit *commit)
     shard->counters.room_waits++;
     shard->evict.hopeless_ns = 0; /* Beside it something may go that could not before. */
     return true;
+}
+
+static void pages_done(struct kv_write *write, kv_status status)
+{
+    struct commit *commit = write->context;
+    const bool wrote_nothing = status != KV_OK && write->err.text[0] != '\0';
+    if (status == KV_BUSY && wait_for_room(commit)) return;
+    if (wrote_nothing) { /* It waited for a segment that could not be made. */
+        refuse(commit, status, &write->err);
+        commit_end(commit, false);
+        return;
+    }
+    if (status == KV_OK) status = post_records(commit);
+    if (status != KV_OK) {
+        kv_log(commit->shard->options.log, KV_LOG_ERROR, "save_failed", "status=%s",
+               kv_status_name(status));
+        commit_revert(commit, true);
+        commit_end(commit, false);
+    }
 }
 
 static kv_status write_in_turn(struct commit *commit, struct kv_error *err)
@@ -447,7 +460,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
                               .session = session,
                               .live = live,
                               .batch = batch,
-                              .refusal = KV_REASON_SSD_READ_ONLY,
+                              .why = KV_REASON_SSD_READ_ONLY,
                               .begun_ns = kv_clock_stopwatch_ns()};
     const bool placed = place_points(shard, live, commit, points, count, &touched);
     free(touched.objects);

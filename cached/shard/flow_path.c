@@ -22,26 +22,43 @@ static void path_lost(struct flow *flow, uint32_t page, kv_status status)
     flow_finish(flow);
 }
 
-static void path_read(struct kv_read *read)
+/* A page is bound to the ids in all pages before it, so they are checked in order: as far as
+ * they are there, while the others are on their way.  Stops at one that is not what it should be.
+ */
+static void path_advance(struct flow *flow)
 {
-    struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
     struct kv_store *store = flow->shard->store;
-    struct kv_digest chain = flow->session->user->root;
-    const uint32_t tokens = flow->node->tokens;
-
-    for (uint32_t k = 0; k < read->count; k++) {
+    for (; flow->path_next < flow->read.count; flow->path_next++) {
+        const uint32_t k = flow->path_next;
         const uint32_t start = k * KV_PAGE_TOKENS;
-        const uint32_t count = KV_MIN(KV_PAGE_TOKENS, tokens - start);
-        const kv_status status = kv_store_read_check(read, k, &chain, NULL, 0);
-        if (status != KV_OK) {
-            path_lost(flow, flow->read_pages[k], status);
-            return;
-        }
+        const uint32_t count = KV_MIN(KV_PAGE_TOKENS, flow->node->tokens - start);
+        if (!flow->path_there[k]) return;
+        flow->path_status = kv_store_read_check(&flow->read, k, &flow->path_chain, NULL, 0);
+        if (flow->path_status != KV_OK) return;
         const uint8_t *bytes = kv_hbm_bytes(store->hbm, flow->read_slots[k]);
         for (uint32_t i = 0; i < count; i++)
             flow->ids[start + i] = kv_page_id(bytes, i);
-        if (count == KV_PAGE_TOKENS) chain = kv_digest_next(&chain, flow->ids + start);
+        if (count == KV_PAGE_TOKENS)
+            flow->path_chain = kv_digest_next(&flow->path_chain, flow->ids + start);
     }
+}
+
+static void page_arrived(struct kv_read *read, uint32_t k)
+{
+    struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
+    flow->path_there[k] = true;
+    if (flow->path_status == KV_OK) path_advance(flow);
+}
+
+static void path_read(struct kv_read *read)
+{
+    struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
+    if (flow->path_status == KV_OK) path_advance(flow); /* All of them were in memory. */
+    if (flow->path_status != KV_OK) {
+        path_lost(flow, flow->read_pages[flow->path_next], flow->path_status);
+        return;
+    }
+    assert(flow->path_next == read->count);
     flow_unpin_read(flow);
     flow->ready(flow);
 }
@@ -63,7 +80,9 @@ void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(stru
     flow->read_pages = kv_arena_alloc(arena, sizeof(uint32_t) * count);
     flow->read_slots = kv_arena_alloc(arena, sizeof(uint32_t) * count);
     flow->read_fresh = kv_arena_alloc(arena, sizeof(bool) * count);
-    if (flow->read_pages == NULL || flow->read_slots == NULL || flow->read_fresh == NULL) {
+    flow->path_there = kv_arena_alloc(arena, sizeof(bool) * count);
+    if (flow->read_pages == NULL || flow->read_slots == NULL || flow->read_fresh == NULL ||
+        flow->path_there == NULL) {
         flow_fail_status(flow, KV_NOMEM);
         flow_finish(flow);
         return;
@@ -73,7 +92,11 @@ void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(stru
                                   .pages = flow->read_pages,
                                   .slots = flow->read_slots,
                                   .fresh = flow->read_fresh,
+                                  .arrived = page_arrived,
                                   .done = path_read};
+    flow->path_chain = flow->session->user->root;
+    flow->path_next = 0;
+    flow->path_status = KV_OK;
     (void)live_make_room(flow->shard, live, count);
     const kv_status status = kv_store_read_start(flow->shard->store, &flow->read);
     if (status != KV_OK && status != KV_MISS) {
@@ -83,5 +106,7 @@ void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(stru
         return;
     }
     flow->read_count = count;
+    for (uint32_t k = 0; k < count; k++)
+        flow->path_there[k] = !flow->read_fresh[k];
     if (status == KV_MISS) path_read(&flow->read);
 }

@@ -34,6 +34,15 @@ static void hbm_full(struct flow *flow)
     flow_finish(flow);
 }
 
+/* Compares page k, while others are still on their way. */
+static void row_arrived(struct kv_read *read, uint32_t k)
+{
+    struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
+    const uint32_t start = k * KV_PAGE_TOKENS;
+    const uint32_t tokens = KV_MIN(KV_PAGE_TOKENS, flow->plan.restore_tokens - start);
+    flow->read_status[k] = kv_store_read_check(read, k, &flow->chain[k], flow->ids + start, tokens);
+}
+
 static void rows_read(struct kv_read *read)
 {
     struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
@@ -49,8 +58,8 @@ static void rows_read(struct kv_read *read)
         else
             flow->req->out.hbm_tokens += tokens;
         const uint32_t page = flow->read_pages[k];
-        const kv_status status =
-            kv_store_read_check(read, k, &flow->chain[k], flow->ids + start, tokens);
+        if (flow->read_status[k] == KV_STATUS_COUNT) row_arrived(read, k); /* Was in memory. */
+        const kv_status status = flow->read_status[k];
         if (status == KV_OK) continue;
         flow_unpin_read(flow);
         if (flow->image_slot != KV_POOL_SLOT_NONE) {
@@ -83,7 +92,10 @@ static void read_path(struct flow *flow)
                                   .pages = flow->read_pages,
                                   .slots = flow->read_slots,
                                   .fresh = flow->read_fresh,
+                                  .arrived = row_arrived,
                                   .done = rows_read};
+    for (uint32_t k = 0; k < count; k++)
+        flow->read_status[k] = KV_STATUS_COUNT;
     const kv_status status = kv_store_read_start(store, &flow->read);
     if (status == KV_OK || status == KV_MISS) {
         flow->read_count = count;

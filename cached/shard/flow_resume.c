@@ -260,8 +260,10 @@ void resume_digest(struct flow *flow)
     flow->read_pages = kv_arena_alloc(arena, sizeof(uint32_t) * pages);
     flow->read_slots = kv_arena_alloc(arena, sizeof(uint32_t) * pages);
     flow->read_fresh = kv_arena_alloc(arena, sizeof(bool) * pages);
+    flow->read_status = kv_arena_alloc(arena, sizeof(kv_status) * pages);
     if (out_of_memory(flow, flow->chain) || out_of_memory(flow, flow->read_pages) ||
-        out_of_memory(flow, flow->read_slots) || out_of_memory(flow, flow->read_fresh))
+        out_of_memory(flow, flow->read_slots) || out_of_memory(flow, flow->read_fresh) ||
+        out_of_memory(flow, flow->read_status))
         return;
     kv_match_chain(&flow->session->user->root, flow->ids, flow->count, flow->chain);
     flow->mark_ns = kv_clock_stopwatch_ns();

@@ -202,6 +202,11 @@ void flow_rollback(struct flow *flow)
 
 /* ---- WaitDurable ---- */
 
+static bool keeps_nothing(const struct kv_store *store)
+{
+    return kv_ssd_usage(store->ssd).read_only || kv_manifest_stats(store->manifest).failed;
+}
+
 static void wait_look(struct flow *flow)
 {
     struct kv_session *session = flow->session;
@@ -210,6 +215,12 @@ static void wait_look(struct flow *flow)
         return;
     }
     const struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.wait_durable.id);
+    if (node == NULL && keeps_nothing(flow->shard->store)) {
+        /* Its save failed, or it never was: it cannot become durable before a restart. */
+        flow_fail(flow, KV_REASON_SSD_READ_ONLY, "level", NULL, NULL);
+        flow_finish(flow);
+        return;
+    }
     if (node == NULL) {
         flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL,
                   kv_reason_info(session->last_loss)->name);

@@ -277,4 +277,5 @@ void shard_run(void *context)
         const int wait_ms = more ? 0 : TICK_MS;
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }
+    kv_store_rest(shard->store);
 }

@@ -114,8 +114,8 @@ struct commit {
     uint32_t head_tokens, claimed_tokens;
     struct kv_write *write; /* NULL: nothing to write. */
     struct kv_batch *batch;
-    struct flow *waiter;    /* Told when done; NULL: nobody waits. */
-    enum kv_reason refusal; /* Of one that fails: what whoever asked is told. */
+    struct flow *waiter; /* Told when done; NULL: nobody waits. */
+    enum kv_reason why;  /* What it is told of a save that fails. */
     uint64_t begun_ns;
     struct commit *next;
     struct commit *next_waiting; /* For room. */
@@ -189,7 +189,13 @@ struct flow {
     uint32_t unread_from;
     uint32_t *read_pages, *read_slots;
     bool *read_fresh;
-    uint32_t read_count; /* Entries whose slots are pinned by this flow. */
+    kv_status *read_status; /* What the check of each page said; KV_STATUS_COUNT: not yet. */
+    uint32_t read_count;    /* Entries whose slots are pinned by this flow. */
+    /* Of a path read for its ids (flow_path.c): pages there, checked so far and how that went. */
+    bool *path_there;
+    uint32_t path_next;
+    kv_status path_status;
+    struct kv_digest path_chain;
 
     struct worker_job job;
     void (*job_finished)(struct flow *flow);

@@ -118,6 +118,7 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
     const struct kv_manifest_stats manifest = kv_manifest_stats(shard->store->manifest);
     const struct kv_index_usage index = kv_index_usage(shard->store->index);
+    const struct kv_disk_facts disk = kv_disk_facts(shard->options.disk);
     add(stats, "cached_saves_total", "result=\"ok\"", (double)store->saves,
         "Checkpoints made durable.");
     add(stats, "cached_saves_total", "result=\"failed\"", (double)store->saves_failed,
@@ -145,6 +146,16 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     add(stats, "cached_evictions_total", "tier=\"hbm\",cause=\"capacity\"", (double)hbm.evictions,
         "Cached pages dropped from memory; SSD has them.");
     add(stats, "cached_io_errors_total", NULL, (double)ssd.io_errors, "Failed reads and writes.");
+    add(stats, "cached_ssd_pages_total", "place=\"ahead\"", (double)ssd.pages_ahead,
+        "Free places on SSD written through before they were needed.");
+    add(stats, "cached_ssd_pages_total", "place=\"behind\"", (double)ssd.pages_behind,
+        "Places given out before that was done: their first flush takes longer.");
+    add(stats, "cached_io_memory_bytes", "state=\"given\"", (double)disk.bytes,
+        "Memory of pages that the kernel may be told of; it is as pages are used.");
+    add(stats, "cached_io_memory_bytes", "state=\"registered\"", (double)disk.bytes_in_use,
+        "Memory of pages registered with io_uring.");
+    add(stats, "cached_io_memory_refused_errno", NULL, (double)disk.refused_errno,
+        "Why the kernel registers no more of it; 0: it does.");
     add(stats, "cached_ssd_flushes_total", NULL, (double)ssd.flushes, "fdatasync rounds.");
     add(stats, "cached_manifest_batches_total", NULL, (double)manifest.batches,
         "Manifest changes asked for.");

@@ -69,6 +69,10 @@ static bool op_advance(struct kv_disk_op *op, int64_t result)
         return true;
     }
     op->retries = 0;
+    if (!is_transfer(rest->verb)) {
+        op->fd = (int)result; /* Of CREATE; else 0. */
+        return true;
+    }
     rest->bytes -= (uint64_t)result;
     if (rest->bytes == 0) return true;
     if (result == 0) {
@@ -112,15 +116,22 @@ const char *kv_disk_backend(const struct kv_disk *disk)
     return disk->ops->name;
 }
 
+bool kv_disk_startable(enum kv_disk_verb verb)
+{
+    return is_transfer(verb) || is_sync(verb) || verb == KV_DISK_CREATE ||
+           verb == KV_DISK_RESERVE || verb == KV_DISK_UNLINK;
+}
+
 void kv_disk_start(struct kv_disk *disk, struct kv_disk_op *op)
 {
     assert(op->done != NULL);
     assert(op->call.fd >= 0);
-    assert(op->call.verb <= KV_DISK_SYNC);
-    assert(op->call.verb == KV_DISK_SYNC ? op->call.bytes == 0
-                                         : op->call.buf != NULL && op->call.bytes > 0);
+    assert(kv_disk_startable(op->call.verb));
+    assert(!is_sync(op->call.verb) || op->call.bytes == 0);
+    assert(!is_transfer(op->call.verb) || (op->call.buf != NULL && op->call.bytes > 0));
     op->status = KV_OK;
     op->sys_errno = 0;
+    op->fd = -1;
     op->retries = 0;
     op->rest = op->call;
     op->disk = disk;
@@ -170,12 +181,21 @@ void kv_disk_close_file(struct kv_disk *disk, int fd)
     (void)!kv_disk_call(disk, &call); /* Whatever it says, the descriptor is gone. */
 }
 
-kv_status kv_disk_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes, struct kv_error *err)
+void kv_disk_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes)
+{
+    assert(bytes > 0);
+    if (disk->ops->register_buffer != NULL) disk->ops->register_buffer(disk, buf, bytes);
+}
+
+void kv_disk_forget(struct kv_disk *disk, const uint8_t *buf)
 {
     assert(disk->inflight == 0);
-    assert(bytes > 0);
-    return disk->ops->register_buffer == NULL ? KV_OK
-                                              : disk->ops->register_buffer(disk, buf, bytes, err);
+    if (disk->ops->forget_buffer != NULL) disk->ops->forget_buffer(disk, buf);
+}
+
+struct kv_disk_facts kv_disk_facts(const struct kv_disk *disk)
+{
+    return disk->ops->facts == NULL ? (struct kv_disk_facts){0} : disk->ops->facts(disk);
 }
 
 /* ---- the kernel ---- */
@@ -226,10 +246,14 @@ static int64_t file_links(int fd)
     return fstat(fd, &stat_of) == 0 ? (int64_t)stat_of.st_nlink : -1;
 }
 
+int kv_disk_flags(const struct kv_disk_call *call)
+{
+    return (call->read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | (call->cached ? 0 : O_DIRECT) |
+           (call->verb == KV_DISK_CREATE ? O_CREAT | O_EXCL : 0);
+}
+
 int64_t kv_disk_kernel(const struct kv_disk_call *call)
 {
-    const int file_flags =
-        (call->read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | (call->cached ? 0 : O_DIRECT);
     int64_t result = -1;
     switch (call->verb) {
     case KV_DISK_READ:
@@ -253,10 +277,10 @@ int64_t kv_disk_kernel(const struct kv_disk_call *call)
     case KV_DISK_LIST:
         return list_names(call);
     case KV_DISK_OPEN:
-        result = openat(call->fd, call->name, file_flags);
+        result = openat(call->fd, call->name, kv_disk_flags(call));
         break;
     case KV_DISK_CREATE:
-        result = openat(call->fd, call->name, file_flags | O_CREAT | O_EXCL, 0600);
+        result = openat(call->fd, call->name, kv_disk_flags(call), 0600);
         break;
     case KV_DISK_UNLINK:
         result = unlinkat(call->fd, call->name, 0);

@@ -5,9 +5,10 @@
  * calls below, so that a test can record it, make it fail, or answer it from memory; the daemon has
  * io_uring or a pool of threads behind it (ring.h).
  *
- * kv_disk_start() is for pages: READ, WRITE and SYNC, many at a time.  kv_disk_call() waits, and is
- * for start-up and for making files.  An op is embedded in its owner and stays untouched by it from
- * start until done() runs.  done() runs inside kv_disk_run(), never inside kv_disk_start().
+ * kv_disk_start() does not wait: it is for pages, many at a time, and for making files while others
+ * are used (kv_disk_startable()).  kv_disk_call() waits, and is for start-up.  An op is embedded in
+ * its owner and stays untouched by it from start until done() runs.  done() runs inside
+ * kv_disk_run(), never inside kv_disk_start().
  *
  * What a result means is decided here, the same for every implementation: a short one is continued
  * for the rest; EINTR and EAGAIN are tried again, a few times; one that makes no progress, or says
@@ -58,10 +59,11 @@ struct kv_disk_op;
 typedef void kv_disk_done_fn(struct kv_disk_op *op);
 
 struct kv_disk_op {
-    struct kv_disk_call call; /* READ, WRITE, SYNC. */
+    struct kv_disk_call call; /* Its name stays until done. */
     kv_disk_done_fn *done;
     kv_status status; /* Result: KV_OK or KV_IO. */
     int sys_errno;    /* Of a KV_IO; 0: the file is short. */
+    int fd;           /* CREATE: the descriptor. */
     /* Owned by the disk. */
     struct kv_disk_call rest; /* What is still to be done. */
     uint32_t retries;
@@ -75,6 +77,8 @@ struct kv_disk;
 void kv_disk_destroy(struct kv_disk *disk);              /* Nothing may be in flight. */
 const char *kv_disk_backend(const struct kv_disk *disk); /* "io_uring", "pool" */
 
+/* READ, WRITE, SYNC; CREATE, RESERVE, UNLINK and SYNC_DIR. */
+bool kv_disk_startable(enum kv_disk_verb verb);
 void kv_disk_start(struct kv_disk *disk, struct kv_disk_op *op);
 /* Hands over what was started, then waits until a result is there, wake_fd is readable or
  * timeout_ms passed (-1: no limit, 0: do not wait), and finishes ops.  Returns how many. */
@@ -86,10 +90,21 @@ uint32_t kv_disk_inflight(const struct kv_disk *disk);
 int64_t kv_disk_call(struct kv_disk *disk, const struct kv_disk_call *call) KV_MUST_CHECK;
 void kv_disk_close_file(struct kv_disk *disk, int fd); /* fd < 0: nothing. */
 
-/* Optional: reads and writes inside a registered buffer cost less (io_uring fixed buffers).  Not
- * used by the daemon yet. */
-kv_status kv_disk_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes,
-                           struct kv_error *err) KV_MUST_CHECK;
+/* Reads and writes inside of this memory will cost less (io_uring's registered buffers): the kernel
+ * is told of each part when it is first used, because it then keeps that part in RAM.  Where the
+ * kernel refuses (RLIMIT_MEMLOCK), the part is used all the same: see kv_disk_facts().  Before the
+ * memory is given back, kv_disk_forget(); nothing may be in flight. */
+void kv_disk_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes);
+void kv_disk_forget(struct kv_disk *disk, const uint8_t *buf);
+
+struct kv_disk_facts {
+    bool registers;        /* It could. */
+    uint32_t files_max;    /* Open files below this descriptor are registered; 0: none. */
+    uint64_t bytes;        /* Given to kv_disk_register(), */
+    uint64_t bytes_in_use; /* and those of it that the kernel has been told of. */
+    int refused_errno;     /* 0: no part was refused. */
+};
+struct kv_disk_facts kv_disk_facts(const struct kv_disk *disk);
 
 /* ---- for implementations ---- */
 
@@ -105,8 +120,10 @@ struct kv_disk_ops {
     int64_t (*passed)(struct kv_disk *disk, struct kv_disk_op *op, int64_t result);
     /* One try; minus errno on failure. */
     int64_t (*call)(struct kv_disk *disk, const struct kv_disk_call *call);
-    kv_status (*register_buffer)(struct kv_disk *disk, uint8_t *buf, uint64_t bytes,
-                                 struct kv_error *err); /* NULL: nothing to do. */
+    /* NULL, all three: nothing to do. */
+    void (*register_buffer)(struct kv_disk *disk, uint8_t *buf, uint64_t bytes);
+    void (*forget_buffer)(struct kv_disk *disk, const uint8_t *buf);
+    struct kv_disk_facts (*facts)(const struct kv_disk *disk);
 };
 
 struct kv_disk {
@@ -122,5 +139,6 @@ int64_t kv_disk_passed(struct kv_disk *disk, struct kv_disk_op *op, int64_t resu
 /* A disk without a thread or a ring, for tools: calls of the kernel, and nothing can be started. */
 struct kv_disk kv_disk_calls(void);
 
-/* The call made of the kernel.  Any thread. */
+/* The call made of the kernel, and the flags with which it opens or makes a file.  Any thread. */
 int64_t kv_disk_kernel(const struct kv_disk_call *call);
+int kv_disk_flags(const struct kv_disk_call *call);

@@ -67,6 +67,7 @@
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u
+#define KV_READ_DEPTH 32u /* Pages of one read that are with the disk at a time. */
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
@@ -87,4 +88,5 @@ _Static_assert(4 * KV_VERIFY_TOKENS_MAX <= KV_PASS_ROWS_MAX,
                "a whole step fits beside the quarter of a pass that prefills keep");
 _Static_assert(KV_VERIFY_TOKENS_MAX <= KV_SPARE_TOKENS_MAX,
                "spare rows can cover what one step may reject");
+_Static_assert(2 * KV_READ_DEPTH <= KV_RING_DEPTH, "a long read leaves room for others");
 _Static_assert(KV_PASS_ROWS_MAX <= KV_PROMPT_TOKENS_MAX, "a pass is no longer than a prompt");

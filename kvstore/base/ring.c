@@ -6,6 +6,10 @@
  * the loop sleeps in one place.  A submit that fails for good breaks the ring: the ops it did not
  * take fail, and the kernel is not entered again, because waiting for completions of work that was
  * never accepted hangs for ever.
+ *
+ * Files opened through it are registered with the ring, and so is memory, piece by piece when it is
+ * first used: registering pins a piece and touches all of it, and an arena of gigabytes would make
+ * a start slow and a small daemon large.  Files are made by the kernel's own workers.
  */
 
 #include "kvstore/base/ring.h"
@@ -19,10 +23,24 @@
 #include <liburing.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
-#define PIECE_BYTES_MAX (1ull << 30) /* The kernel's limit for one registered buffer. */
-#define PIECES_MAX 256u
+#define TRY_BYTES_MAX (1ull << 30)
+#define PIECE_BYTES_MIN (2ull << 20)   /* A huge page. */
+#define PIECE_BYTES_MAX (512ull << 20) /* The kernel takes buffers of at most twice that. */
+#define OVERLAP_BYTES (256u << 10)     /* A page that begins in one piece ends in it. */
+#define PIECES_MAX 4096u               /* Of all memory. */
+#define REGIONS_MAX 4u
+#define FILES_MAX 1024u
 #define DEPTH_MAX 4096u
+
+/* Memory in pieces, told to the kernel one by one. */
+struct region {
+    uint8_t *base; /* NULL: not in use. */
+    uint64_t bytes;
+    uint64_t piece_bytes;
+    uint32_t first, count; /* Of the ring's pieces. */
+};
 
 struct ring {
     struct kv_disk disk;
@@ -37,8 +55,15 @@ struct ring {
     int wake_fd;      /* Watched by the outstanding poll. */
     bool wake_armed;
     uint64_t wake_tag; /* user_data of that poll: odd, and so never an op's address. */
-    struct iovec pieces[PIECES_MAX];
-    uint32_t piece_count;
+
+    /* What the kernel has been told of: files by their descriptor, memory by piece. */
+    uint32_t files_max; /* 0: it takes none. */
+    bool files[FILES_MAX];
+    bool takes_memory;
+    struct region regions[REGIONS_MAX];
+    bool pieces[PIECES_MAX];
+    uint64_t bytes_in_use;
+    int refused_errno;
 };
 
 static struct ring *ring_of(struct kv_disk *disk)
@@ -46,24 +71,133 @@ static struct ring *ring_of(struct kv_disk *disk)
     return KV_CONTAINER_OF(disk, struct ring, disk);
 }
 
-/* Index of the registered buffer that holds all of it; -1: none. */
-static int piece_find(const struct ring *ring, const uint8_t *buf, uint64_t bytes)
+/* ---- what is registered ---- */
+
+static void files_create(struct ring *ring)
 {
-    for (uint32_t i = 0; i < ring->piece_count; i++) {
-        const uint8_t *base = ring->pieces[i].iov_base;
-        if (buf >= base && buf + bytes <= base + ring->pieces[i].iov_len) return (int)i;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    const uint32_t count = (uint32_t)KV_MIN(limit.rlim_cur, (rlim_t)FILES_MAX);
+    if (io_uring_register_files_sparse(&ring->uring, count) == 0) ring->files_max = count;
+}
+
+/* A file is opened (it is its own index) or about to be closed. */
+static void file_set(struct ring *ring, int64_t fd, bool open)
+{
+    const int value = open ? (int)fd : -1;
+    if (fd < 0 || fd >= ring->files_max || ring->files[fd] == open) return;
+    const int rc = io_uring_register_files_update(&ring->uring, (unsigned)fd, &value, 1);
+    if (rc == 1) {
+        ring->files[fd] = open;
+    } else if (!open) {
+        ring->files_max = 0; /* The table would keep what the descriptor no longer means. */
+    }
+}
+
+static void memory_create(struct ring *ring)
+{
+    ring->takes_memory = io_uring_register_buffers_sparse(&ring->uring, PIECES_MAX) == 0;
+}
+
+static struct iovec piece_place(const struct region *region, uint32_t i)
+{
+    const uint64_t at = i * region->piece_bytes;
+    return (struct iovec){
+        .iov_base = region->base + at,
+        .iov_len = (size_t)KV_MIN(region->bytes - at, region->piece_bytes + OVERLAP_BYTES)};
+}
+
+/* Once refused, nobody asks again: the limit is of the process, and the way without is as right. */
+static bool piece_set(struct ring *ring, const struct region *region, uint32_t i, bool in_use)
+{
+    const struct iovec none = {0};
+    const struct iovec place = in_use ? piece_place(region, i) : none;
+    const unsigned at = region->first + i;
+    if (in_use && ring->refused_errno != 0) return false;
+    const int rc = io_uring_register_buffers_update_tag(&ring->uring, at, &place, NULL, 1);
+    if (rc < 1) {
+        if (in_use) ring->refused_errno = rc < 0 ? -rc : EAGAIN;
+        return false;
+    }
+    ring->pieces[at] = in_use;
+    const uint64_t bytes = KV_MIN(region->bytes - i * region->piece_bytes, region->piece_bytes);
+    ring->bytes_in_use += in_use ? bytes : 0 - bytes;
+    return true;
+}
+
+/* Index of the registered buffer that holds all of it; -1: none. */
+static int piece_find(struct ring *ring, const uint8_t *buf, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < REGIONS_MAX; i++) {
+        const struct region *region = &ring->regions[i];
+        if (region->base == NULL || buf < region->base) continue;
+        if (buf + bytes > region->base + region->bytes) continue;
+        const uint32_t piece = (uint32_t)((uint64_t)(buf - region->base) / region->piece_bytes);
+        const struct iovec place = piece_place(region, piece);
+        if (buf + bytes > (uint8_t *)place.iov_base + place.iov_len) return -1;
+        if (!ring->pieces[region->first + piece] && !piece_set(ring, region, piece, true))
+            return -1;
+        return (int)(region->first + piece);
     }
     return -1;
 }
 
-static void uring_prepare(struct ring *ring, struct io_uring_sqe *sqe, struct kv_disk_op *op)
+static void ring_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes)
 {
-    const struct kv_disk_call *rest = &op->rest;
-    const uint32_t bytes = (uint32_t)KV_MIN(rest->bytes, PIECE_BYTES_MAX);
-    const int piece = rest->verb == KV_DISK_SYNC ? -1 : piece_find(ring, rest->buf, bytes);
-    if (rest->verb == KV_DISK_SYNC) {
-        io_uring_prep_fsync(sqe, rest->fd, IORING_FSYNC_DATASYNC);
-    } else if (rest->verb == KV_DISK_READ && piece >= 0) {
+    struct ring *ring = ring_of(disk);
+    uint32_t slot = 0, first = 0;
+    while (slot < REGIONS_MAX && ring->regions[slot].base != NULL)
+        slot++;
+    for (uint32_t i = 0; i < REGIONS_MAX; i++)
+        if (ring->regions[i].base != NULL)
+            first = KV_MAX(first, ring->regions[i].first + ring->regions[i].count);
+    if (!ring->takes_memory || slot == REGIONS_MAX || first == PIECES_MAX) return;
+    struct region region = {
+        .base = buf, .bytes = bytes, .piece_bytes = PIECE_BYTES_MIN, .first = first};
+    /* Half of what is left, so that there is some for those that follow. */
+    const uint64_t most = KV_MAX((PIECES_MAX - first) / 2, 1u);
+    while ((bytes - 1) / region.piece_bytes + 1 > most && region.piece_bytes < PIECE_BYTES_MAX)
+        region.piece_bytes *= 2;
+    if ((bytes - 1) / region.piece_bytes + 1 > most) return; /* A TiB and more. */
+    region.count = (uint32_t)((bytes - 1) / region.piece_bytes + 1);
+    ring->regions[slot] = region;
+}
+
+static void ring_forget(struct kv_disk *disk, const uint8_t *buf)
+{
+    struct ring *ring = ring_of(disk);
+    for (uint32_t i = 0; i < REGIONS_MAX; i++) {
+        struct region *region = &ring->regions[i];
+        if (region->base != buf) continue;
+        for (uint32_t j = 0; j < region->count; j++) {
+            if (!ring->pieces[region->first + j]) continue;
+            /* The kernel would go on to write into memory that is somebody else's. */
+            if (!piece_set(ring, region, j, false)) ring->takes_memory = false;
+        }
+        *region = (struct region){0};
+    }
+}
+
+static struct kv_disk_facts ring_facts(const struct kv_disk *disk)
+{
+    const struct ring *ring = KV_CONTAINER_OF(disk, struct ring, disk);
+    struct kv_disk_facts facts = {.registers = ring->takes_memory,
+                                  .files_max = ring->files_max,
+                                  .bytes_in_use = ring->bytes_in_use,
+                                  .refused_errno = ring->refused_errno};
+    for (uint32_t i = 0; i < REGIONS_MAX; i++)
+        facts.bytes += ring->regions[i].bytes;
+    return facts;
+}
+
+/* ---- io_uring ---- */
+
+static void prepare_transfer(struct ring *ring, struct io_uring_sqe *sqe,
+                             const struct kv_disk_call *rest)
+{
+    const unsigned bytes = (unsigned)KV_MIN(rest->bytes, TRY_BYTES_MAX);
+    const int piece = piece_find(ring, rest->buf, bytes);
+    if (rest->verb == KV_DISK_READ && piece >= 0) {
         io_uring_prep_read_fixed(sqe, rest->fd, rest->buf, bytes, rest->offset, piece);
     } else if (rest->verb == KV_DISK_READ) {
         io_uring_prep_read(sqe, rest->fd, rest->buf, bytes, rest->offset);
@@ -72,6 +206,35 @@ static void uring_prepare(struct ring *ring, struct io_uring_sqe *sqe, struct kv
     } else {
         io_uring_prep_write(sqe, rest->fd, rest->buf, bytes, rest->offset);
     }
+}
+
+static void uring_prepare(struct ring *ring, struct io_uring_sqe *sqe, struct kv_disk_op *op)
+{
+    const struct kv_disk_call *rest = &op->rest;
+    switch (rest->verb) {
+    case KV_DISK_READ:
+    case KV_DISK_WRITE:
+        prepare_transfer(ring, sqe, rest);
+        break;
+    case KV_DISK_SYNC:
+        io_uring_prep_fsync(sqe, rest->fd, IORING_FSYNC_DATASYNC);
+        break;
+    case KV_DISK_SYNC_DIR:
+        io_uring_prep_fsync(sqe, rest->fd, 0);
+        break;
+    case KV_DISK_CREATE:
+        io_uring_prep_openat(sqe, rest->fd, rest->name, kv_disk_flags(rest), 0600);
+        break;
+    case KV_DISK_UNLINK:
+        io_uring_prep_unlinkat(sqe, rest->fd, rest->name, 0);
+        break;
+    default:
+        assert(rest->verb == KV_DISK_RESERVE);
+        io_uring_prep_fallocate(sqe, rest->fd, 0, 0, (off_t)rest->bytes);
+        break;
+    }
+    if (rest->verb <= KV_DISK_SYNC && (uint32_t)rest->fd < ring->files_max && ring->files[rest->fd])
+        sqe->flags |= IOSQE_FIXED_FILE; /* Its index is the descriptor. */
     io_uring_sqe_set_data(sqe, op);
 }
 
@@ -147,6 +310,16 @@ static void uring_wait(struct ring *ring, int wake_fd, int timeout_ms)
     }
 }
 
+/* What a result of making a file means here. */
+static int64_t file_result(struct ring *ring, const struct kv_disk_op *op, int64_t result)
+{
+    if (op->rest.verb == KV_DISK_CREATE) file_set(ring, result, true);
+    /* A file system that reserves nothing: the C library writes instead.  It takes its time, on
+     * this thread, on such a file system only. */
+    if (op->rest.verb == KV_DISK_RESERVE && result == -EOPNOTSUPP) return kv_disk_kernel(&op->rest);
+    return result;
+}
+
 static uint32_t uring_reap(struct ring *ring)
 {
     /* What the done functions start is not submitted in here, so this ends. */
@@ -162,7 +335,7 @@ static uint32_t uring_reap(struct ring *ring)
         }
         struct kv_disk_op *op = (struct kv_disk_op *)(uintptr_t)data;
         ring->in_kernel--;
-        count += kv_disk_result(op, result);
+        count += kv_disk_result(op, file_result(ring, op, result));
     }
     return count;
 }
@@ -196,7 +369,12 @@ static bool uring_has_verbs(struct io_uring *uring)
     if (probe == NULL) return false;
     const bool has = io_uring_opcode_supported(probe, IORING_OP_READ) &&
                      io_uring_opcode_supported(probe, IORING_OP_WRITE) &&
+                     io_uring_opcode_supported(probe, IORING_OP_READ_FIXED) &&
+                     io_uring_opcode_supported(probe, IORING_OP_WRITE_FIXED) &&
                      io_uring_opcode_supported(probe, IORING_OP_FSYNC) &&
+                     io_uring_opcode_supported(probe, IORING_OP_OPENAT) &&
+                     io_uring_opcode_supported(probe, IORING_OP_FALLOCATE) &&
+                     io_uring_opcode_supported(probe, IORING_OP_UNLINKAT) &&
                      io_uring_opcode_supported(probe, IORING_OP_POLL_ADD);
     io_uring_free_probe(probe);
     return has;
@@ -219,7 +397,10 @@ static kv_status uring_create(struct ring *ring, struct kv_error *err)
     }
     ring->uring_made = true;
     if (!uring_has_verbs(&ring->uring))
-        return KV_FAIL(err, KV_IO, "this kernel's io_uring cannot read, write and sync files");
+        return KV_FAIL(err, KV_IO,
+                       "this kernel's io_uring cannot read, write, sync and make files");
+    files_create(ring);
+    memory_create(ring);
     return KV_OK;
 }
 
@@ -232,34 +413,11 @@ static void ring_destroy(struct kv_disk *disk)
 
 static int64_t ring_call(struct kv_disk *disk, const struct kv_disk_call *call)
 {
-    (void)disk;
-    return kv_disk_kernel(call);
-}
-
-static kv_status ring_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes,
-                               struct kv_error *err)
-{
     struct ring *ring = ring_of(disk);
-    uint32_t count = ring->piece_count;
-    const uint64_t pieces = (bytes + PIECE_BYTES_MAX - 1) / PIECE_BYTES_MAX;
-    if (pieces > PIECES_MAX - count)
-        return KV_FAIL(err, KV_INVALID, "%" PRIu64 " B are too many to register with io_uring",
-                       bytes);
-    for (uint64_t at = 0; at < bytes; at += PIECE_BYTES_MAX)
-        ring->pieces[count++] = (struct iovec){
-            .iov_base = buf + at, .iov_len = (size_t)KV_MIN(bytes - at, PIECE_BYTES_MAX)};
-
-    /* The kernel knows one table: what was registered before goes in again. */
-    if (ring->piece_count > 0) (void)io_uring_unregister_buffers(&ring->uring);
-    ring->piece_count = 0;
-    const int rc = io_uring_register_buffers(&ring->uring, ring->pieces, count);
-    if (rc < 0) {
-        errno = -rc;
-        return KV_FAIL_ERRNO(err, rc == -ENOMEM ? KV_NOMEM : KV_IO,
-                             "register %" PRIu64 " B with io_uring (ulimit -l?)", bytes);
-    }
-    ring->piece_count = count;
-    return KV_OK;
+    if (call->verb == KV_DISK_CLOSE) file_set(ring, call->fd, false);
+    const int64_t result = kv_disk_kernel(call);
+    if (call->verb == KV_DISK_OPEN || call->verb == KV_DISK_CREATE) file_set(ring, result, true);
+    return result;
 }
 
 static const struct kv_disk_ops ring_ops = {
@@ -269,6 +427,8 @@ static const struct kv_disk_ops ring_ops = {
     .run = ring_run,
     .call = ring_call,
     .register_buffer = ring_register,
+    .forget_buffer = ring_forget,
+    .facts = ring_facts,
 };
 
 kv_status kv_ring_create(uint32_t depth, enum kv_ring_choice choice, struct kv_disk **ret_disk,

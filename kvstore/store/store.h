@@ -102,6 +102,7 @@ struct kv_store {
     enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */
     uint32_t reads_late;                /* Pages that the kernel has and nobody waits for. */
     bool unloading;                     /* Pages that go now leave memory only. */
+    bool told_refused;                  /* That memory is not registered for I/O. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
@@ -112,7 +113,10 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
 /* Creates what is missing, recovers what is there. */
 kv_status kv_store_open(const struct kv_store_options *options, struct kv_store **ret_store,
                         struct kv_error *err) KV_MUST_CHECK;
-void kv_store_close(struct kv_store *store); /* operations must be 0. */
+/* What the tiers do by themselves comes to an end, on the thread that runs the disk: the last thing
+ * it does with the store.  operations must be 0. */
+void kv_store_rest(struct kv_store *store);
+void kv_store_close(struct kv_store *store); /* Likewise. */
 
 /* Wall time, as long as the wall clock is believed (plan/timeline.h). */
 uint64_t kv_store_now_ms(const struct kv_store *store);
@@ -175,11 +179,14 @@ struct kv_read {
     const uint32_t *pages;
     uint32_t *slots;
     bool *fresh;
+    /* Optional: the results of page i stand, others are still on their way.  Once for each page
+     * that was not in memory, in any order, before done: the time to check it. */
+    void (*arrived)(struct kv_read *read, uint32_t i);
     void (*done)(struct kv_read *read);
     /* Owned by the store. */
     struct kv_store *store;
     struct kv_read_op *ops;
-    uint32_t waiting;
+    uint32_t missing, started, waiting;
     uint64_t progress_ns; /* Stopwatch when it began, or the last page of it came. */
     uint64_t bytes;
 };
@@ -227,6 +234,8 @@ struct kv_write {
     uint32_t count, capacity;
     uint32_t waiting;
     kv_status status;
+    struct kv_error err; /* When done says that there was no place: why. */
+    struct kv_ssd_wait space;
     struct kv_ssd_flush flush;
     void (*done)(struct kv_write *write, kv_status status);
     void *context;
@@ -236,9 +245,11 @@ struct kv_write *kv_write_create(struct kv_store *store, uint32_t capacity);
  * queues it.  For a page that is already on SSD the old place is remembered. */
 void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t count,
                   const struct kv_digest *chain);
-/* Allocates space and writes, then flushes.  Fails at once (done does not run) with KV_BUSY: SSD
- * full, and what is evicted makes room; KV_INVALID: read-only; KV_IO, with ENOSPC where the file
- * system has no room for records. */
+/* Allocates space, waiting for a new segment if need be, and writes, then flushes.  Fails at once
+ * (done does not run) with KV_BUSY: SSD full, and what is evicted makes room; KV_INVALID:
+ * read-only; KV_IO: with ENOSPC, the file system has no room for records; KV_NOMEM.  The same come
+ * to done() with write->err set when it had to wait for space, and KV_IO: no segment could be made.
+ * It can be started again after KV_BUSY. */
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_CHECK;
 /* Puts the objects back to what they were before kv_write_add.  free_space: also gives the new
  * places back; not after a failed record, which may still turn up at the next start. */

@@ -34,9 +34,23 @@ struct load {
     struct kv_record_page *pages;
     uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
     uint32_t node_count, page_count;
+    bool waited;           /* For what was on its way when it was scanned first. */
     struct kv_node **made; /* Linked already, by id. */
     uint32_t made_mask;
 };
+
+static void load_forget_decoded(struct load *load)
+{
+    free(load->nodes);
+    free(load->pages);
+    free(load->page_objects);
+    free(load->made);
+    load->nodes = NULL;
+    load->pages = NULL;
+    load->page_objects = NULL;
+    load->made = NULL;
+    load->node_count = load->page_count = 0;
+}
 
 static void load_finish(struct load *load, kv_status status)
 {
@@ -49,10 +63,7 @@ static void load_finish(struct load *load, kv_status status)
     kv_load_done_fn *done = load->done;
     void *context = load->context;
     free(load->scan.buf);
-    free(load->nodes);
-    free(load->pages);
-    free(load->page_objects);
-    free(load->made);
+    load_forget_decoded(load);
     free(load);
     done(context, session, status);
 }
@@ -256,6 +267,28 @@ static void load_link(struct load *load)
     kv_store_record_count(store, session);
 }
 
+static void removals_done(void *context, kv_status status);
+
+/* A page that has moved is recorded at its new place from the moment that was posted, and the scan
+ * may have come before it was durable: then what it read is read again behind it. */
+static bool load_waits(struct load *load)
+{
+    struct kv_store *store = load->store;
+    bool all = true;
+    for (uint32_t i = 0; i < load->page_count; i++)
+        all &= kv_store_segment_recorded(store, load->pages[i].ssd_page);
+    if (all || load->waited) return false;
+    struct kv_batch *barrier = kv_batch_create(store);
+    if (barrier == NULL) {
+        load_finish(load, KV_NOMEM);
+        return true;
+    }
+    load->waited = true;
+    load_forget_decoded(load);
+    kv_batch_post(barrier, removals_done, load);
+    return true;
+}
+
 static kv_status load_unreadable(struct load *load)
 {
     struct kv_store *store = load->store;
@@ -297,6 +330,7 @@ static void load_scanned(struct kv_msg *msg)
         return;
     }
     if (status == KV_OK) status = load_decode(load);
+    if (status == KV_OK && load_waits(load)) return;
     if (status == KV_OK && !kv_store_make_room(store, load->node_count, load->page_count))
         status = KV_BUSY;
     if (status == KV_OK) load_link(load);

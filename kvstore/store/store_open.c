@@ -276,6 +276,33 @@ static kv_status begin_run(struct kv_store *store, struct kv_error *err)
     return status;
 }
 
+/* Pages are read into the arena and written from it, and nowhere else. */
+static void register_arena(struct kv_store *store)
+{
+    uint64_t bytes = 0;
+    uint8_t *base = kv_hbm_base(store->hbm, &bytes);
+    kv_disk_register(store->options.disk, base, bytes);
+}
+
+static void forget_arena(struct kv_store *store)
+{
+    uint64_t bytes = 0;
+    if (store->hbm != NULL) kv_disk_forget(store->options.disk, kv_hbm_base(store->hbm, &bytes));
+}
+
+/* Once: it is as right without, and only costs more. */
+static void tell_refused(struct kv_store *store)
+{
+    const struct kv_disk_facts facts = kv_disk_facts(store->options.disk);
+    if (store->told_refused || facts.refused_errno == 0) return;
+    store->told_refused = true;
+    kv_log(store->options.log, KV_LOG_WARN, "memory_not_registered",
+           "text=\"the kernel registered %llu of %llu bytes of hbm.bytes for I/O and no more "
+           "(errno %d, RLIMIT_MEMLOCK?): reads and writes of the rest cost more CPU\"",
+           (unsigned long long)facts.bytes_in_use, (unsigned long long)facts.bytes,
+           facts.refused_errno);
+}
+
 static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
 {
     const struct kv_store_options *options = &store->options;
@@ -295,6 +322,7 @@ static kv_status open_tiers(struct kv_store *store, struct kv_error *err)
                                                     .context = store},
                            &store->hbm, err);
     if (status != KV_OK) return status;
+    register_arena(store);
     status = kv_pool_create(&(struct kv_pool_options){.bytes = options->pool_bytes,
                                                       .image_bytes = store->layout.image_bytes,
                                                       .ttl_ns = options->pool_ttl_ms * 1000000u,
@@ -341,6 +369,12 @@ fail:
     return status;
 }
 
+void kv_store_rest(struct kv_store *store)
+{
+    assert(store->operations == 0);
+    kv_ssd_rest(store->ssd);
+}
+
 void kv_store_close(struct kv_store *store)
 {
     if (store == NULL) return;
@@ -350,6 +384,7 @@ void kv_store_close(struct kv_store *store)
     kv_segments_destroy(store->segments);
     kv_ssd_close(store->ssd);
     kv_pool_destroy(store->pool);
+    forget_arena(store);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
     free(store);
@@ -357,7 +392,7 @@ void kv_store_close(struct kv_store *store)
 
 void kv_store_tick(struct kv_store *store)
 {
-    kv_ssd_tick(store->ssd, kv_clock_stopwatch_ns());
+    kv_ssd_look(store->ssd, kv_clock_stopwatch_ns());
     kv_store_time_tick(store);
     kv_store_tell(store);
     kv_store_resume(store);
@@ -366,5 +401,7 @@ void kv_store_tick(struct kv_store *store)
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
+    kv_ssd_tick(store->ssd);
+    tell_refused(store);
     (void)kv_pool_tick(store->pool, kv_store_now_ns(store), 64);
 }

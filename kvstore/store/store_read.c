@@ -1,6 +1,10 @@
 /*
  * Pages into memory, and what is done when they are not what the index says.
  *
+ * A few reads of each session are with the disk at a time, enough to keep it busy and few enough
+ * that a short session is not behind all of a long one.  A page that arrived is checked while the
+ * next ones are read (kv_read.arrived), so the checksum costs no time but that of the last page.
+ *
  * A page is trusted only after kv_store_read_check(): header, checksum and token ids.  Until then
  * nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with every
  * checkpoint that needs it; the caller plans again with what is left, so damage costs computing,
@@ -29,17 +33,6 @@ struct kv_read_op {
     uint32_t page, slot;
 };
 
-static void read_settle(struct kv_read *read)
-{
-    assert(read->waiting > 0);
-    read->progress_ns = kv_clock_stopwatch_ns();
-    if (--read->waiting > 0) return;
-    free(read->ops);
-    read->ops = NULL;
-    read->store->operations--;
-    read->done(read);
-}
-
 static void op_start(struct kv_read_op *op)
 {
     struct kv_store *store = op->read->store;
@@ -62,6 +55,23 @@ static void orphan_done(struct kv_read_op *op)
     if (--first->orphans > 0) return;
     free(first);
     store->operations--;
+}
+
+/* One more page is settled.  The next read is on its way before anybody looks at this one. */
+static void read_settle(struct kv_read_op *op)
+{
+    struct kv_read *read = op->read;
+    const uint32_t at = op->at;
+    assert(read->waiting > 0);
+    op->settled = true;
+    read->progress_ns = kv_clock_stopwatch_ns();
+    if (read->started < read->missing) op_start(&read->ops[read->started++]);
+    if (read->arrived != NULL) read->arrived(read, at);
+    if (--read->waiting > 0) return;
+    free(read->ops);
+    read->ops = NULL;
+    read->store->operations--;
+    read->done(read);
 }
 
 static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
@@ -100,8 +110,7 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
             store->counters.missing_pages++;
     }
     kv_index_page_unref(store->index, page);
-    op->settled = true;
-    read_settle(read);
+    read_settle(op);
 }
 
 void kv_store_read_give_up(struct kv_read *read)
@@ -109,11 +118,10 @@ void kv_store_read_give_up(struct kv_read *read)
     struct kv_store *store = read->store;
     struct kv_read_op *ops = read->ops;
     const uint32_t late = read->waiting;
-    uint32_t left = late;
     assert(late > 0);
-    for (struct kv_read_op *op = ops; left > 0; op++) {
+    for (uint32_t i = 0; i < read->missing; i++) {
+        struct kv_read_op *op = &ops[i];
         if (op->settled) continue;
-        left--;
         op->read = NULL;
         op->store = store;
         op->first = ops;
@@ -121,8 +129,9 @@ void kv_store_read_give_up(struct kv_read *read)
         op->slot = read->slots[op->at];
         read->slots[op->at] = KV_HBM_SLOT_NONE;
         read->fresh[op->at] = true; /* Not there, and not wrong either. */
+        ops->orphans++;
     }
-    ops->orphans = late;
+    assert(ops->orphans == late);
     store->reads_late += late;
     store->counters.late_reads += late;
     store->counters.unread_pages += late;
@@ -130,6 +139,8 @@ void kv_store_read_give_up(struct kv_read *read)
            "pages=%u of=%u text=\"the device gave none of them for a while: this call goes on "
            "without\"",
            late, read->count);
+    for (uint32_t i = read->started; i < read->missing; i++)
+        orphan_done(&ops[i]); /* Never asked for; some that were keep the array alive. */
     read->ops = NULL;
     read->waiting = 0;
     read->done(read);
@@ -147,7 +158,7 @@ static kv_status take_slots(struct kv_store *store, struct kv_read *read, uint32
     }
     for (uint32_t i = 0; i < read->count; i++) {
         if (read->slots[i] != KV_HBM_SLOT_NONE) continue;
-        if (kv_hbm_alloc(store->hbm, &read->slots[i]) != KV_OK) {
+        if (kv_hbm_alloc_to_read(store->hbm, &read->slots[i]) != KV_OK) {
             read->slots[i] = KV_HBM_SLOT_NONE;
             for (uint32_t j = 0; j < read->count; j++) {
                 if (read->slots[j] != KV_HBM_SLOT_NONE) kv_hbm_unpin(store->hbm, read->slots[j]);
@@ -191,7 +202,7 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
             kv_hbm_unpin(store->hbm, read->slots[i]);
         return KV_NOMEM;
     }
-    read->waiting = missing;
+    read->waiting = read->missing = missing;
     read->progress_ns = kv_clock_stopwatch_ns();
     store->operations++;
     uint32_t used = 0;
@@ -202,8 +213,9 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
         op->at = i;
         op->op.done = op_done;
         kv_index_page_ref(store->index, read->pages[i]);
-        op_start(op);
     }
+    for (read->started = 0; read->started < KV_MIN(missing, KV_READ_DEPTH); read->started++)
+        op_start(&read->ops[read->started]);
     return KV_OK;
 }
 

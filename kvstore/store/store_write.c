@@ -1,6 +1,9 @@
 /*
  * Pages to SSD: allocate, write, flush.
  *
+ * Where no segment has room a save waits for the next one, which is made in the background, and
+ * nobody else with it.
+ *
  * kv_write_add() moves the object to its new place at once (generation, count), because the next
  * reader must find the fuller page; until the write is durable that reader is served from memory,
  * where the slot stays pinned.  If the save fails, kv_write_undo() puts the object back.
@@ -87,6 +90,56 @@ static void item_written(struct kv_ssd_op *op, kv_status status)
     write->done(write, write->status);
 }
 
+/* KV_MISS: there is no place yet. */
+static kv_status take_places(struct kv_write *write, struct kv_error *err)
+{
+    struct kv_store *store = write->store;
+    uint32_t *places = malloc(sizeof(uint32_t) * write->count);
+    if (places == NULL) return KV_FAIL(err, KV_NOMEM, "save %u pages", write->count);
+    const kv_status status = kv_ssd_alloc(store->ssd, write->count, places, err);
+    for (uint32_t i = 0; status == KV_OK && i < write->count; i++)
+        kv_index_page(store->index, write->items[i].page)->ssd_page = places[i];
+    free(places);
+    return status;
+}
+
+static void write_pages(struct kv_write *write)
+{
+    struct kv_store *store = write->store;
+    write->flush.done = write_flushed;
+    write->waiting = write->count;
+    store->counters.bytes_saved += (uint64_t)write->count * store->layout.page_bytes;
+    for (uint32_t i = 0; i < write->count; i++) {
+        struct kv_write_item *item = &write->items[i];
+        item->op.page = kv_index_page(store->index, item->page)->ssd_page;
+        item->op.buf = kv_hbm_bytes(store->hbm, item->slot);
+        item->op.done = item_written;
+        item->op.context = write;
+        kv_ssd_write_start(store->ssd, &item->op);
+    }
+}
+
+/* Until then the objects have their old places; whoever reads them finds them in memory. */
+static void space_ready(struct kv_ssd_wait *wait)
+{
+    struct kv_write *write = KV_CONTAINER_OF(wait, struct kv_write, space);
+    kv_status status = take_places(write, &write->err);
+    if (status == KV_OK) {
+        write_pages(write);
+        return;
+    }
+    if (status == KV_MISS && wait->status == KV_OK) {
+        kv_ssd_wait(write->store->ssd, wait);
+        return;
+    }
+    if (status == KV_MISS) {
+        status = wait->status;
+        write->err = wait->err;
+    }
+    write->store->operations--;
+    write->done(write, status);
+}
+
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
 {
     struct kv_store *store = write->store;
@@ -98,29 +151,17 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
         errno = ENOSPC;
         return KV_FAIL_ERRNO(err, KV_IO, "the manifest writes nothing");
     }
-    uint32_t *places = malloc(sizeof(uint32_t) * write->count);
-    if (places == NULL) return KV_FAIL(err, KV_NOMEM, "save %u pages", write->count);
-    const kv_status status = kv_ssd_alloc(store->ssd, write->count, places, err);
-    if (status != KV_OK) {
-        free(places);
-        return status;
-    }
-    for (uint32_t i = 0; i < write->count; i++)
-        kv_index_page(store->index, write->items[i].page)->ssd_page = places[i];
-    free(places);
-
-    write->flush.done = write_flushed;
-    write->waiting = write->count;
+    write->err = (struct kv_error){0};
+    write->status = KV_OK;
+    const kv_status status = take_places(write, err);
+    if (status != KV_OK && status != KV_MISS) return status;
     store->operations++;
-    store->counters.bytes_saved += (uint64_t)write->count * store->layout.page_bytes;
-    for (uint32_t i = 0; i < write->count; i++) {
-        struct kv_write_item *item = &write->items[i];
-        item->op.page = kv_index_page(store->index, item->page)->ssd_page;
-        item->op.buf = kv_hbm_bytes(store->hbm, item->slot);
-        item->op.done = item_written;
-        item->op.context = write;
-        kv_ssd_write_start(store->ssd, &item->op);
+    if (status == KV_OK) {
+        write_pages(write);
+        return KV_OK;
     }
+    write->space.ready = space_ready;
+    kv_ssd_wait(store->ssd, &write->space);
     return KV_OK;
 }
 

@@ -21,17 +21,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_BYTES 24u
-
 struct name {
-    char text[NAME_BYTES];
+    char text[KV_SSD_SEGMENT_NAME_BYTES];
 };
+
+void kv_ssd_segment_name(uint32_t number, char name[KV_SSD_SEGMENT_NAME_BYTES])
+{
+    assert(number <= KV_SSD_SEGMENT_NUMBER_MAX);
+    (void)snprintf(name, KV_SSD_SEGMENT_NAME_BYTES, "segment-%06" PRIu32 ".kv", number);
+}
 
 static struct name name_of(uint32_t number)
 {
     struct name name;
-    assert(number <= KV_SSD_SEGMENT_NUMBER_MAX);
-    (void)snprintf(name.text, sizeof(name.text), "segment-%06" PRIu32 ".kv", number);
+    kv_ssd_segment_name(number, name.text);
     return name;
 }
 
@@ -50,8 +53,7 @@ bool kv_ssd_segment_parse(const char *name, uint32_t *ret_number)
     return true;
 }
 
-static kv_status write_header(const struct kv_ssd_place *place, const char *name, uint32_t number,
-                              int fd, uint8_t *bytes, struct kv_error *err)
+void kv_ssd_segment_header(const struct kv_ssd_place *place, uint32_t number, uint8_t *bytes)
 {
     const struct kv_segment_header header = {
         .segment_bytes = place->segment_bytes,
@@ -60,6 +62,12 @@ static kv_status write_header(const struct kv_ssd_place *place, const char *name
         .directory = place->directory,
     };
     kv_segment_header_encode(&header, bytes);
+}
+
+static kv_status write_header(const struct kv_ssd_place *place, const char *name, uint32_t number,
+                              int fd, uint8_t *bytes, struct kv_error *err)
+{
+    kv_ssd_segment_header(place, number, bytes);
     const struct kv_disk_call write = {
         .verb = KV_DISK_WRITE, .fd = fd, .buf = bytes, .bytes = KV_SEGMENT_HEADER_BYTES};
     const struct kv_disk_call sync = {.verb = KV_DISK_SYNC, .fd = fd};

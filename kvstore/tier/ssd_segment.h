@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #define KV_SSD_SEGMENT_NUMBER_MAX 999999u /* Six digits in the name. */
+#define KV_SSD_SEGMENT_NAME_BYTES 24u
 
 struct kv_ssd_place {
     struct kv_disk *disk;
@@ -33,6 +34,10 @@ kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t numbe
 kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
                               uint64_t *ret_valid_bytes, bool *ret_repaired,
                               struct kv_error *err) KV_MUST_CHECK;
+
+void kv_ssd_segment_name(uint32_t number, char name[KV_SSD_SEGMENT_NAME_BYTES]);
+/* Its header; KV_SEGMENT_HEADER_BYTES. */
+void kv_ssd_segment_header(const struct kv_ssd_place *place, uint32_t number, uint8_t *bytes);
 
 /* False: not the name of a segment file. */
 bool kv_ssd_segment_parse(const char *name, uint32_t *ret_number);

@@ -5,7 +5,9 @@
  * (no pin, an owner; on the list, least recently unpinned first) or free (neither; on the stack of
  * free slots).  A free slot is all zeros: bytes are wiped when a slot is freed or evicted and not
  * when it is handed out, so no user's rows wait in memory for the next tenant, and alloc is cheap
- * while free slots last.  All memory is mapped at creation.
+ * while free slots last.  One that is evicted for a page about to be read is not wiped: nobody but
+ * the reader knows the slot until the page in it was verified, and what is given back unread is
+ * wiped then.  All memory is mapped at creation.
  */
 
 #include "kvstore/tier/tier_hbm.h"
@@ -155,22 +157,25 @@ static void wipe_and_free(struct kv_hbm *hbm, uint32_t slot)
     push_free(hbm, slot);
 }
 
-static void evict_first(struct kv_hbm *hbm)
+static void evict_first(struct kv_hbm *hbm, bool wipe)
 {
     const uint32_t slot = hbm->cached_first;
     const uint32_t owner = hbm->slots[slot].owner;
 
     cached_remove(hbm, slot);
-    wipe_and_free(hbm, slot);
+    if (wipe)
+        wipe_and_free(hbm, slot);
+    else
+        push_free(hbm, slot); /* Taken from there at once. */
     hbm->evictions++;
     if (hbm->evicted != NULL) hbm->evicted(hbm->context, owner, slot);
 }
 
-kv_status kv_hbm_alloc(struct kv_hbm *hbm, uint32_t *ret_slot)
+static kv_status alloc(struct kv_hbm *hbm, bool wipe, uint32_t *ret_slot)
 {
     if (hbm->free_count == 0) {
         if (hbm->cached_count == 0) return KV_BUSY;
-        evict_first(hbm);
+        evict_first(hbm, wipe);
     }
     const uint32_t slot = hbm->free_top;
     assert(hbm->slots[slot].free);
@@ -185,6 +190,16 @@ kv_status kv_hbm_alloc(struct kv_hbm *hbm, uint32_t *ret_slot)
     };
     *ret_slot = slot;
     return KV_OK;
+}
+
+kv_status kv_hbm_alloc(struct kv_hbm *hbm, uint32_t *ret_slot)
+{
+    return alloc(hbm, true, ret_slot);
+}
+
+kv_status kv_hbm_alloc_to_read(struct kv_hbm *hbm, uint32_t *ret_slot)
+{
+    return alloc(hbm, false, ret_slot);
 }
 
 uint32_t kv_hbm_available(const struct kv_hbm *hbm)

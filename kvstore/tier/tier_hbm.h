@@ -7,7 +7,8 @@
  *
  * A slot is free, pinned, or cached: unpinned but owned by a page of the index (`owner`, any number
  * but KV_HBM_OWNER_NONE), which can be dropped at once because SSD has it.  Victim: the least
- * recently unpinned.  Slots are zeroed when they change owner.
+ * recently unpinned.  Slots are zeroed when they change owner, but for one that is taken to read a
+ * whole page into it.
  */
 
 #include "kvstore/base/status.h"
@@ -35,11 +36,14 @@ void kv_hbm_destroy(struct kv_hbm *hbm);
 
 /* One pinned, zeroed slot without owner.  KV_BUSY: everything is pinned. */
 kv_status kv_hbm_alloc(struct kv_hbm *hbm, uint32_t *ret_slot) KV_MUST_CHECK;
+/* The same, and its bytes are whoever's they were: for a page that is read over all of it, or else
+ * given back at once by kv_hbm_unpin(), which wipes it. */
+kv_status kv_hbm_alloc_to_read(struct kv_hbm *hbm, uint32_t *ret_slot) KV_MUST_CHECK;
 /* Slots that alloc could still give: free + cached. */
 uint32_t kv_hbm_available(const struct kv_hbm *hbm);
 
 uint8_t *kv_hbm_bytes(struct kv_hbm *hbm, uint32_t slot);
-/* Whole arena, to register with the ring.  Not used by the daemon yet. */
+/* Whole arena, to register with the disk. */
 uint8_t *kv_hbm_base(struct kv_hbm *hbm, uint64_t *ret_bytes);
 
 void kv_hbm_pin(struct kv_hbm *hbm, uint32_t slot);

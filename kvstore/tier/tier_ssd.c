@@ -3,9 +3,9 @@
  *
  * Files are only ever added, the lowest missing number first, and never beyond bytes_max or into
  * the last part of the file system, which the manifest needs: a write of a page never meets a full
- * disk, because its segment's blocks were reserved when it was made.  The next one is made when
- * less than a quarter of a segment is free, so that a put seldom waits for the milliseconds a new
- * file takes; failing to make it early is no error, because nobody needs it yet.
+ * disk, because its segment's blocks were reserved when it was made.  They are made ahead of their
+ * use, in the background (ssd_ahead.c); failing to make one early is no error, because nobody needs
+ * it yet.
  *
  * Group commit: one round of fdatasyncs over the segments written since the last round serves every
  * flush that waits.  A flush that comes during a round joins the next one, because the round may
@@ -19,8 +19,8 @@
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/format/segment_header.h"
+#include "kvstore/tier/ssd_internal.h"
 #include "kvstore/tier/ssd_segment.h"
-#include "kvstore/tier/ssd_space.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -31,45 +31,6 @@
 #define NAMES_BYTES_FIRST (64ull << 10)
 #define NAMES_BYTES_MAX (64ull << 20) /* More than a million segments. */
 #define LOOK_AGAIN_NS 1000000000ull
-
-struct segment {
-    int fd;               /* -1: no such file. */
-    bool dirty;           /* Written since its last fdatasync was started. */
-    uint64_t valid_bytes; /* Of the file as found at start: what was stored beyond is gone. */
-    struct kv_disk_op sync;
-    struct kv_ssd *ssd;
-};
-
-/* Owned by: shard. */
-struct kv_ssd {
-    struct kv_disk *disk;
-    struct kv_ssd_place place;
-    char *dir;
-    uint64_t bytes_max;
-    uint32_t pages_per_segment;
-    uint32_t page_max; /* What bytes_max allows. */
-    struct segment *segments;
-    uint32_t segment_max; /* Length of the array; also holds files beyond bytes_max. */
-    uint32_t segment_count;
-    uint32_t segments_allowed; /* As things stood when last looked. */
-    bool ahead_failed;         /* Not tried again before the next look. */
-    uint64_t full_ns;          /* When kv_ssd_tick() saw that there is no room; 0: it did not. */
-    struct kv_ssd_space space;
-
-    struct kv_ssd_flush *waiting; /* Next round, in order. */
-    struct kv_ssd_flush *waiting_last;
-    struct kv_ssd_flush *serving; /* This round. */
-    uint32_t syncs_inflight;      /* 0: no round runs. */
-    uint32_t dirty_count;
-
-    uint64_t segments_repaired;
-    uint64_t pages_read;
-    uint64_t pages_written;
-    uint64_t flushes;
-    uint64_t io_errors;
-    uint32_t ops_inflight;
-    char read_only_reason[160]; /* Empty: writable. */
-};
 
 /* ---- open and close ---- */
 
@@ -127,11 +88,14 @@ static uint32_t numbers_end(const char *names, uint64_t bytes)
     return end;
 }
 
-static void segment_take(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes)
+void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes)
 {
-    assert(ssd->segments[number].fd < 0);
-    ssd->segments[number].fd = fd;
-    ssd->segments[number].valid_bytes = valid_bytes;
+    struct kv_ssd_segment *segment = &ssd->segments[number];
+    assert(segment->fd < 0);
+    segment->fd = fd;
+    segment->valid_bytes = valid_bytes;
+    segment->written_to = 0;
+    ssd->zero_segment = KV_MIN(ssd->zero_segment, number);
     ssd->segment_count++;
     kv_ssd_space_add(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
 }
@@ -148,30 +112,24 @@ static kv_status segments_open(struct kv_ssd *ssd, const char *names, uint64_t b
         const kv_status status =
             kv_ssd_segment_open(&ssd->place, number, &fd, &valid_bytes, &repaired, err);
         if (status != KV_OK) return status;
-        segment_take(ssd, number, fd, valid_bytes);
+        kv_ssd_take_segment(ssd, number, fd, valid_bytes);
         ssd->segments_repaired += repaired;
     }
     return KV_OK;
 }
 
-static kv_status segment_add(struct kv_ssd *ssd, struct kv_error *err)
+uint32_t kv_ssd_next_number(const struct kv_ssd *ssd)
 {
     uint32_t number = 0;
     while (ssd->segments[number].fd >= 0)
         number++;
     assert(number < ssd->segment_max);
-    int fd;
-    const kv_status status = kv_ssd_segment_create(&ssd->place, number, &fd, err);
-    if (status == KV_OK) {
-        segment_take(ssd, number, fd, ssd->place.segment_bytes);
-        ssd->ahead_failed = false;
-    }
-    return status;
+    return number;
 }
 
-/* What the file system leaves us now.  Where it does not say, bytes_max counts alone: a segment
- * that cannot be made is found out when it is tried. */
-static void room_look(struct kv_ssd *ssd)
+/* Where the file system does not say, bytes_max counts alone: a segment that cannot be made is
+ * found out when it is tried. */
+void kv_ssd_look_for_room(struct kv_ssd *ssd)
 {
     const struct kv_disk_call call = {.verb = KV_DISK_ROOM, .fd = ssd->place.dir_fd};
     const int64_t room = kv_disk_call(ssd->disk, &call);
@@ -180,50 +138,42 @@ static void room_look(struct kv_ssd *ssd)
                                 room < 0 ? UINT64_MAX / 2 : (uint64_t)room);
 }
 
+bool kv_ssd_may_add(const struct kv_ssd *ssd)
+{
+    return ssd->segment_count < ssd->segments_allowed;
+}
+
 static uint32_t segments_configured(const struct kv_ssd *ssd)
 {
     return (uint32_t)(ssd->bytes_max / ssd->place.segment_bytes);
 }
 
-static bool segment_allowed(struct kv_ssd *ssd)
+void kv_ssd_look(struct kv_ssd *ssd, uint64_t now_ns)
 {
-    if (ssd->segment_count >= ssd->segments_allowed) return false;
-    room_look(ssd);
-    return ssd->segment_count < ssd->segments_allowed;
-}
-
-/* KV_BUSY: the file system is full after all. */
-static kv_status segment_more(struct kv_ssd *ssd, struct kv_error *err)
-{
-    struct kv_error why = {0};
-    kv_status status = segment_add(ssd, &why);
-    if (status == KV_IO && (why.sys_errno == ENOSPC || why.sys_errno == EDQUOT)) {
-        ssd->segments_allowed = ssd->segment_count;
-        status = KV_BUSY;
-    } else if (status != KV_OK) {
-        ssd->io_errors++;
-    }
-    if (status != KV_OK && err != NULL) *err = why;
-    return status;
-}
-
-void kv_ssd_tick(struct kv_ssd *ssd, uint64_t now_ns)
-{
-    if (!ssd->ahead_failed && ssd->segments_allowed >= segments_configured(ssd)) return;
+    if (!ssd->make_failed && ssd->segments_allowed >= segments_configured(ssd)) return;
     if (ssd->full_ns == 0) ssd->full_ns = now_ns;
     if (now_ns - ssd->full_ns < LOOK_AGAIN_NS) return;
     ssd->full_ns = 0;
-    ssd->ahead_failed = false;
-    room_look(ssd);
+    ssd->make_failed = false;
+    kv_ssd_look_for_room(ssd);
 }
 
 struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd)
 {
     const uint32_t segments = KV_MAX(ssd->segments_allowed, ssd->segment_count);
     const uint64_t pages = (uint64_t)segments * ssd->pages_per_segment;
-    return (struct kv_ssd_room){.used = ssd->space.used_count,
+    return (struct kv_ssd_room){.used = kv_ssd_in_use(ssd),
                                 .limit = (uint32_t)KV_MIN(pages, (uint64_t)ssd->page_max),
                                 .is_bounded = segments < segments_configured(ssd)};
+}
+
+/* At start, when nobody else waits for this thread. */
+static kv_status first_add(struct kv_ssd *ssd, struct kv_error *err)
+{
+    int fd;
+    const kv_status status = kv_ssd_segment_create(&ssd->place, 0, &fd, err);
+    if (status == KV_OK) kv_ssd_take_segment(ssd, 0, fd, ssd->place.segment_bytes);
+    return status;
 }
 
 static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct kv_error *err)
@@ -241,7 +191,7 @@ static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct 
     ssd->segments = calloc(ssd->segment_max, sizeof(*ssd->segments));
     if (ssd->segments == NULL) return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
     for (uint32_t i = 0; i < ssd->segment_max; i++)
-        ssd->segments[i] = (struct segment){.fd = -1, .ssd = ssd};
+        ssd->segments[i] = (struct kv_ssd_segment){.fd = -1, .ssd = ssd};
     if (kv_ssd_space_init(&ssd->space, ssd->segment_max * ssd->pages_per_segment) != KV_OK)
         return KV_FAIL(err, KV_NOMEM, "open the SSD tier");
     return KV_OK;
@@ -259,8 +209,8 @@ static kv_status files_open(struct kv_ssd *ssd, struct kv_error *err)
     free(names);
     if (status != KV_OK) return status;
     const bool is_new = ssd->segment_count == 0;
-    if (is_new) status = segment_add(ssd, err);
-    if (status == KV_OK) room_look(ssd);
+    if (is_new) status = first_add(ssd, err);
+    if (status == KV_OK) kv_ssd_look_for_room(ssd);
     if (status != KV_OK || is_new) return status;
     /* The process that made a file may have died before the name was durable. */
     if (kv_disk_call(ssd->disk, &sync_dir) < 0)
@@ -311,11 +261,13 @@ void kv_ssd_close(struct kv_ssd *ssd)
 {
     if (ssd == NULL) return;
     assert(ssd->ops_inflight == 0);
+    kv_ssd_rest(ssd);
     assert(ssd->syncs_inflight == 0);
     for (uint32_t i = 0; ssd->segments != NULL && i < ssd->segment_max; i++)
         kv_disk_close_file(ssd->disk, ssd->segments[i].fd);
     kv_disk_close_file(ssd->disk, ssd->place.dir_fd);
     kv_ssd_space_fini(&ssd->space);
+    free(ssd->zeroing.zeros);
     free(ssd->segments);
     free(ssd->dir);
     free(ssd);
@@ -346,39 +298,52 @@ kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
 
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page)
 {
+    const struct kv_ssd_zeroing *zeroing = &ssd->zeroing;
+    if (zeroing->active && page - zeroing->first < zeroing->count) return false;
     return kv_ssd_space_used(&ssd->space, page);
+}
+
+static void take_pages(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages)
+{
+    kv_ssd_space_alloc(&ssd->space, count, ret_pages);
+    for (uint32_t i = 0; i < count; i++) {
+        if (kv_ssd_is_written(ssd, ret_pages[i]))
+            ssd->written_free--;
+        else
+            ssd->pages_behind++;
+    }
 }
 
 kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
                        struct kv_error *err)
 {
+    const uint32_t used = kv_ssd_in_use(ssd);
     assert(count > 0);
-    if (ssd->read_only_reason[0] != '\0')
+    if (kv_ssd_is_read_only(ssd))
         return KV_FAIL(err, KV_INVALID, "the SSD tier is read-only: %s", ssd->read_only_reason);
-    if (ssd->space.used_count > ssd->page_max || count > ssd->page_max - ssd->space.used_count)
+    if (used > ssd->page_max || count > ssd->page_max - used)
         return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used",
-                       ssd->space.used_count, ssd->page_max);
-
-    while (ssd->space.free_count < count) {
-        /* Holes below found files can leave fewer pages than page_max says. */
-        if (!segment_allowed(ssd))
-            return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free%s",
-                           ssd->space.free_count,
-                           kv_ssd_room(ssd).is_bounded ? ", and its file system has no room" : "");
-        const kv_status status = segment_more(ssd, err);
-        if (status != KV_OK) return status;
+                       used, ssd->page_max);
+    if (ssd->space.free_count >= count) {
+        take_pages(ssd, count, ret_pages);
+        return KV_OK;
     }
-    kv_ssd_space_alloc(&ssd->space, count, ret_pages);
-
-    if (ssd->space.free_count < ssd->pages_per_segment / 4 && !ssd->ahead_failed &&
-        segment_allowed(ssd))
-        ssd->ahead_failed = segment_more(ssd, NULL) != KV_OK;
-    return KV_OK;
+    const uint32_t soon = ssd->zeroing.active ? ssd->zeroing.count : 0;
+    if (ssd->making || ssd->space.free_count + soon >= count) return KV_MISS;
+    /* Holes below found files can leave fewer pages than page_max says. */
+    if (kv_ssd_may_add(ssd)) kv_ssd_look_for_room(ssd);
+    if (!kv_ssd_may_add(ssd))
+        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free%s",
+                       ssd->space.free_count,
+                       kv_ssd_room(ssd).is_bounded ? ", and its file system has no room" : "");
+    if (!kv_ssd_make_another(ssd)) return KV_FAIL(err, KV_NOMEM, "make another SSD segment");
+    return KV_MISS;
 }
 
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 {
     kv_ssd_space_free(&ssd->space, page);
+    if (!kv_ssd_closed(ssd, page)) ssd->written_free += kv_ssd_is_written(ssd, page);
 }
 
 /* ---- segments that are emptied ---- */
@@ -396,17 +361,35 @@ struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t 
     return (struct kv_ssd_segment_use){
         .pages = ssd->pages_per_segment,
         .used = kv_ssd_space_count(&ssd->space, first, ssd->pages_per_segment),
-        .is_filling = ssd->space.lowest / ssd->pages_per_segment == number,
+        .is_filling =
+            ssd->space.lowest / ssd->pages_per_segment == number ||
+            (ssd->zeroing.active && ssd->zeroing.first / ssd->pages_per_segment == number),
     };
+}
+
+/* Of the segment's free pages those that were written through. */
+static uint32_t written_free(const struct kv_ssd *ssd, uint32_t first)
+{
+    uint32_t count = 0;
+    for (uint32_t page = first; page < first + ssd->pages_per_segment; page++)
+        count += kv_ssd_is_written(ssd, page) && !kv_ssd_space_used(&ssd->space, page);
+    return count;
 }
 
 void kv_ssd_segment_close(struct kv_ssd *ssd, uint32_t number)
 {
-    kv_ssd_space_close(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
+    const uint32_t first = number * ssd->pages_per_segment;
+    ssd->written_free -= written_free(ssd, first);
+    kv_ssd_space_close(&ssd->space, first, ssd->pages_per_segment);
 }
 
 void kv_ssd_segments_open(struct kv_ssd *ssd)
 {
+    for (uint32_t i = 0; i < ssd->space.closed_count; i++) {
+        const uint32_t first = ssd->space.closed[i].first;
+        ssd->written_free += written_free(ssd, first);
+        ssd->zero_segment = KV_MIN(ssd->zero_segment, first / ssd->pages_per_segment);
+    }
     kv_ssd_space_open(&ssd->space);
 }
 
@@ -417,19 +400,25 @@ bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page)
 
 /* ---- pages ---- */
 
-static void dirty_mark(struct kv_ssd *ssd, uint32_t page)
+uint64_t kv_ssd_page_offset(const struct kv_ssd *ssd, uint32_t page)
 {
-    struct segment *segment = &ssd->segments[page / ssd->pages_per_segment];
+    return KV_SEGMENT_HEADER_BYTES +
+           (uint64_t)(page % ssd->pages_per_segment) * ssd->place.page_bytes;
+}
+
+void kv_ssd_mark_dirty(struct kv_ssd *ssd, uint32_t page)
+{
+    struct kv_ssd_segment *segment = &ssd->segments[page / ssd->pages_per_segment];
     if (segment->dirty) return;
     segment->dirty = true;
     ssd->dirty_count++;
 }
 
 /* A device that failed once is not asked to keep anything more; what it has is still read. */
-static void refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
+void kv_ssd_refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
                           const struct kv_disk_op *op)
 {
-    if (ssd->read_only_reason[0] != '\0') return; /* The first cause is the one to tell. */
+    if (kv_ssd_is_read_only(ssd)) return; /* The first cause is the one to tell. */
     (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
                    "%s of segment-%06u.kv failed with errno %d; restart to go on", what,
                    (unsigned)number, op->sys_errno);
@@ -443,20 +432,20 @@ static void page_done(struct kv_disk_op *disk_op)
     ssd->ops_inflight--;
     if (disk_op->status != KV_OK) {
         ssd->io_errors++;
-        if (is_write) refuse_writes(ssd, "write", op->page / ssd->pages_per_segment, disk_op);
+        if (is_write)
+            kv_ssd_refuse_writes(ssd, "write", op->page / ssd->pages_per_segment, disk_op);
     } else if (is_write) {
         ssd->pages_written++;
     } else {
         ssd->pages_read++;
     }
-    if (is_write) dirty_mark(ssd, op->page);
+    if (is_write) kv_ssd_mark_dirty(ssd, op->page);
     op->done(op, disk_op->status);
 }
 
 static void page_start(struct kv_ssd *ssd, struct kv_ssd_op *op, enum kv_disk_verb verb)
 {
     const uint32_t number = op->page / ssd->pages_per_segment;
-    const uint32_t index = op->page % ssd->pages_per_segment;
     assert(number < ssd->segment_max);
     assert(ssd->segments[number].fd >= 0);
     assert((uintptr_t)op->buf % KV_IO_ALIGN == 0);
@@ -467,7 +456,7 @@ static void page_start(struct kv_ssd *ssd, struct kv_ssd_op *op, enum kv_disk_ve
                  .fd = ssd->segments[number].fd,
                  .buf = op->buf,
                  .bytes = ssd->place.page_bytes,
-                 .offset = KV_SEGMENT_HEADER_BYTES + (uint64_t)index * ssd->place.page_bytes},
+                 .offset = kv_ssd_page_offset(ssd, op->page)},
         .done = page_done,
     };
     ssd->ops_inflight++;
@@ -488,7 +477,7 @@ void kv_ssd_write_start(struct kv_ssd *ssd, struct kv_ssd_op *op)
 
 static void sync_done(struct kv_disk_op *disk_op);
 
-static void sync_start(struct kv_ssd *ssd, struct segment *segment)
+static void sync_start(struct kv_ssd *ssd, struct kv_ssd_segment *segment)
 {
     if (segment->dirty) ssd->dirty_count--;
     segment->dirty = false;
@@ -500,12 +489,12 @@ static void sync_start(struct kv_ssd *ssd, struct segment *segment)
 
 static void round_start(struct kv_ssd *ssd)
 {
-    struct segment *any = NULL;
+    struct kv_ssd_segment *any = NULL;
     ssd->serving = ssd->waiting;
     ssd->waiting = NULL;
     ssd->waiting_last = NULL;
     for (uint32_t i = 0; i < ssd->segment_max; i++) {
-        struct segment *segment = &ssd->segments[i];
+        struct kv_ssd_segment *segment = &ssd->segments[i];
         if (segment->fd < 0) continue;
         any = segment;
         if (segment->dirty) sync_start(ssd, segment);
@@ -520,7 +509,7 @@ static void round_end(struct kv_ssd *ssd)
 {
     struct kv_ssd_flush *finished[2] = {ssd->serving, NULL};
     ssd->serving = NULL;
-    const bool failed = ssd->read_only_reason[0] != '\0';
+    const bool failed = kv_ssd_is_read_only(ssd);
     /* Nothing written since the round began: it covers those that came meanwhile. */
     if (failed || ssd->dirty_count == 0) {
         finished[1] = ssd->waiting;
@@ -540,7 +529,7 @@ static void round_end(struct kv_ssd *ssd)
 
 /* What was flushed into a file that somebody deleted is gone with this process: it must not be
  * acknowledged.  A disk that cannot tell is believed. */
-static void refuse_nameless(struct kv_ssd *ssd, const struct segment *segment)
+static void refuse_nameless(struct kv_ssd *ssd, const struct kv_ssd_segment *segment)
 {
     const struct kv_disk_call links = {.verb = KV_DISK_LINKS, .fd = segment->fd};
     if (ssd->read_only_reason[0] != '\0' || kv_disk_call(ssd->disk, &links) != 0) return;
@@ -551,12 +540,12 @@ static void refuse_nameless(struct kv_ssd *ssd, const struct segment *segment)
 
 static void sync_done(struct kv_disk_op *disk_op)
 {
-    struct segment *segment = KV_CONTAINER_OF(disk_op, struct segment, sync);
+    struct kv_ssd_segment *segment = KV_CONTAINER_OF(disk_op, struct kv_ssd_segment, sync);
     struct kv_ssd *ssd = segment->ssd;
     ssd->flushes++;
     if (disk_op->status != KV_OK) {
         ssd->io_errors++;
-        refuse_writes(ssd, "fdatasync", (uint32_t)(segment - ssd->segments), disk_op);
+        kv_ssd_refuse_writes(ssd, "fdatasync", (uint32_t)(segment - ssd->segments), disk_op);
     } else {
         refuse_nameless(ssd, segment);
     }
@@ -567,7 +556,7 @@ kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
 {
     assert(flush->done != NULL);
     /* Not even tried: the file may be the one whose flush failed. */
-    if (ssd->read_only_reason[0] != '\0') return KV_IO;
+    if (kv_ssd_is_read_only(ssd)) return KV_IO;
     flush->next = NULL;
     if (ssd->waiting == NULL) {
         ssd->waiting = flush;
@@ -588,17 +577,19 @@ static uint64_t bytes_limit(const struct kv_ssd *ssd)
 
 struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
 {
-    const bool read_only = ssd->read_only_reason[0] != '\0';
+    const bool read_only = kv_ssd_is_read_only(ssd);
     return (struct kv_ssd_usage){
         .bytes_max = ssd->bytes_max,
         .bytes_limit = bytes_limit(ssd),
-        .bytes_used = (uint64_t)ssd->space.used_count * ssd->place.page_bytes,
+        .bytes_used = (uint64_t)kv_ssd_in_use(ssd) * ssd->place.page_bytes,
         .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
-        .pages_free = ssd->space.free_count,
-        .pages_used = ssd->space.used_count,
+        .pages_free = ssd->space.free_count + (ssd->zeroing.active ? ssd->zeroing.count : 0),
+        .pages_used = kv_ssd_in_use(ssd),
         .pages_closed = ssd->space.idle_count,
         .pages_read = ssd->pages_read,
         .pages_written = ssd->pages_written,
+        .pages_ahead = ssd->pages_ahead,
+        .pages_behind = ssd->pages_behind,
         .flushes = ssd->flushes,
         .io_errors = ssd->io_errors,
         .segments_repaired = ssd->segments_repaired,

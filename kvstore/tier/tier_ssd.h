@@ -5,9 +5,10 @@
  *   segment i / pages_per_segment, offset 4096 + (i % pages_per_segment) * page_bytes.
  *
  * Owned by: shard.  The tier moves opaque pages; which page holds what is the index's business.
- * Files: DIR/segment-%06u.kv, preallocated to segment_bytes when created; first 4 KiB is the
- * segment header (format/segment_header.h).  Space is a bitmap in RAM, rebuilt from the index at
- * start: an allocated page without a record is free after a restart.
+ * Files: DIR/segment-%06u.kv, reserved to segment_bytes when created, and written through with
+ * zeros ahead of their use; first 4 KiB is the segment header (format/segment_header.h).  Space is
+ * a bitmap in RAM, rebuilt from the index at start: an allocated page without a record is free
+ * after a restart.
  */
 
 #include "kvstore/base/disk.h"
@@ -38,7 +39,8 @@ kv_status kv_ssd_check(const struct kv_ssd_options *options, struct kv_error *er
  * KV_IO: cannot open, no O_DIRECT, or no space for the first segment. */
 kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_disk *disk,
                       struct kv_ssd **ret_ssd, struct kv_error *err) KV_MUST_CHECK;
-void kv_ssd_close(struct kv_ssd *ssd); /* Nothing in flight. */
+/* Nothing of its owner's in flight; waits for what it does by itself. */
+void kv_ssd_close(struct kv_ssd *ssd);
 
 /* Pages of each segment; *ret_segments: more than the highest number a segment can have, or has. */
 uint32_t kv_ssd_shape(const struct kv_ssd *ssd, uint32_t *ret_segments);
@@ -52,10 +54,27 @@ kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
 /* All or nothing, preferably adjacent.  KV_BUSY: there is no room, and what is freed makes some:
- * bytes_max is reached, or the file system has nothing left for another segment; KV_IO: it fails
- * (sys_errno kept in err); KV_INVALID: read-only after a failed flush. */
+ * bytes_max is reached, or the file system has nothing left for another segment; KV_INVALID:
+ * read-only after a failed flush; KV_MISS: not yet, a segment is being made: kv_ssd_wait();
+ * KV_NOMEM. */
 kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
                        struct kv_error *err) KV_MUST_CHECK;
+
+/* After KV_MISS.  ready() runs once, never inside of this call, when there may be room: then alloc
+ * again, and wait again if it says so and `status` is KV_OK.  Another status says why no segment
+ * could be made: KV_IO, the file system is full or failing (sys_errno kept in err). */
+struct kv_ssd_wait {
+    void (*ready)(struct kv_ssd_wait *wait);
+    kv_status status;
+    struct kv_error err;
+    struct kv_ssd_wait *next; /* Owned by the tier. */
+};
+void kv_ssd_wait(struct kv_ssd *ssd, struct kv_ssd_wait *wait);
+
+/* Goes on making space ahead of its use (plan/prewrite.h), in the background.  Once a loop turn. */
+void kv_ssd_tick(struct kv_ssd *ssd);
+/* Waits for what is under way of it. */
+void kv_ssd_rest(struct kv_ssd *ssd);
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
 
 /* In pages.  What the tier may hold follows from bytes_max, and from what its file system has left,
@@ -68,7 +87,7 @@ struct kv_ssd_room {
 struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd);
 /* Once a loop turn: looks again, a second after it was found full, whether the file system has room
  * or a segment can be made.  now_ns: of a clock that always moves. */
-void kv_ssd_tick(struct kv_ssd *ssd, uint64_t now_ns);
+void kv_ssd_look(struct kv_ssd *ssd, uint64_t now_ns);
 
 /* ---- segments that are emptied ---- */
 
@@ -116,6 +135,8 @@ struct kv_ssd_usage {
     uint32_t pages_free, pages_used, pages_closed; /* In these files; together all of them. */
     uint64_t pages_read, pages_written, flushes;   /* flushes: fdatasync calls. */
     uint64_t io_errors;
+    uint64_t pages_ahead;       /* Written through before they were needed, */
+    uint64_t pages_behind;      /* and given out before that was done. */
     uint64_t segments_repaired; /* Found cut, empty or with a damaged header at start. */
     uint32_t ops_inflight;
     bool read_only;

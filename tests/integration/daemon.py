@@ -277,6 +277,8 @@ class Daemon:
             "ssd.segment_bytes": "8MiB",
             "index.ram": "16MiB",
         }
+        if os.environ.get("CACHED_TEST_IO"):  # The suite once more, on this I/O backend.
+            self.flags["io.backend"] = os.environ["CACHED_TEST_IO"]
         self.flags.update(flags or {})
         self.arguments = list(arguments) or (["--plant", PLANT] if PLANT else [])
         self.env = dict(os.environ, **env) if env else None

@@ -5,6 +5,7 @@ under way, and ends at once when a signal wants it to: with what it has measured
 shell gives a signal, and without files or processes left behind.
 """
 
+import json
 import os
 import pty
 import resource
@@ -16,7 +17,8 @@ import time
 import daemon as d
 from cli import CACHECTL, Tool
 
-ALL = ("rpc", "gemm", "restart", "prefill", "threads", "resume", "decode", "draft", "batch-replay")
+ALL = ("rpc", "gemm", "restart", "prefill", "threads", "resume", "decode", "draft", "batch-replay",
+       "ssd-read", "ssd-commit")
 UNDER_WAY = "s since the start"
 
 
@@ -58,6 +60,40 @@ def test_files(tool):
     d.equal(got.returncode, 1, "bench threads without room: " + got.stderr)
     d.check("mkmodel" in got.stderr and "room for" not in got.stderr, got.stderr)
     d.equal(os.listdir(own), [], "directories left behind by a failed benchmark")
+
+
+def test_ssd(tool):
+    """Real reads and saves beside fio; without fio it says so, and nothing is left behind."""
+    tool.env = dict(tool.env or os.environ, TMPDIR=d.scratch())
+    own = tool.env["TMPDIR"]
+    for name in ("ssd-read", "ssd-commit"):
+        without = dict(tool.env, PATH="/nonexistent")
+        got = subprocess.run([CACHECTL, "bench", name, "--quick"], env=without, text=True,
+                             capture_output=True, check=False)
+        d.equal((got.returncode, got.stderr),
+                (5, "cachectl: the anchor of this benchmark is missing: no fio in PATH "
+                    "(Debian package fio)\n"), f"bench {name} without fio")
+        began = time.monotonic()
+        done = tool.run("bench", name, "--quick", "--quiet", "--json")
+        if done.returncode == 5 and "no fio" in done.stderr:
+            print(f"not run: bench {name}: {done.stderr.strip()}")
+            continue
+        d.equal(done.returncode, 0, f"bench {name}: {done.stderr}")
+        seconds = time.monotonic() - began
+        d.check(seconds < 60, f"bench {name} --quick took {seconds:.0f} s")
+        got = json.loads(done.stdout)
+        for line in got["comparisons"]:
+            d.check(line["pairs"] == 5 and line["seconds"] > 0 and line["anchor_seconds"] > 0,
+                    f"{name}: {line}")
+        facts = got["facts"]
+        if name == "ssd-read":
+            d.equal(len(got["comparisons"]), 12, "four lines for each of three lengths")
+            d.check(0.01 < facts["16k: checksum's CPU seconds a GiB"] < 2, f"{facts}")
+        else:
+            for size in ("450 KB deltas", "30-token deltas"):
+                d.check(facts[f"{size}: checkpoints a flush of the segment"] > 1,
+                        f"{size}: one flush serves many checkpoints: {facts}")
+        d.equal(os.listdir(own), [], f"bench {name}: directories left behind")
 
 
 def test_help(tool):
@@ -206,6 +242,7 @@ def main():
     tool = Tool("unix:/nowhere", None)
     test_rpc(tool)
     test_files(tool)
+    test_ssd(tool)
     test_help(tool)
     test_interrupted(tool)
     test_stopping(tool)

@@ -144,7 +144,8 @@ def test_stats_and_explain(ops):
                  "cached_engine_busy_seconds_total", "cached_engine_drafts_total",
                  "cached_engine_engram_rows_total", "stage_engine_queue", "stage_queue",
                  "stage_live_queue", "cached_live_in_use", "cached_live_waiting",
-                 "cached_live_waits_total", "cached_live_refused_total"):
+                 "cached_live_waits_total", "cached_live_refused_total", "cached_ssd_pages_total",
+                 "cached_io_memory_bytes", "cached_io_memory_refused_errno"):
         d.check(name in names, f"stats has {name}")
     d.check(all(c["name"].startswith("cached_") and c["help"] for c in stats["counters"]),
             "every counter has a name of ours and a meaning")
@@ -159,7 +160,7 @@ def test_stats_and_explain(ops):
 def test_doctor(ops, server):
     checks = ops.json("doctor", "--json")["checks"]
     states = {c["name"]: c["state"] for c in checks}
-    for name in ("daemon", "io_uring", "O_DIRECT", "memlock", "space", "clock", "token"):
+    for name in ("daemon", "io_uring", "O_DIRECT", "memlock", "space", "clock", "token", "io"):
         d.check(name in states, f"doctor looks at {name}")
     d.check(all(c["fix"] for c in checks if c["state"] != "ok"), "whatever is wrong has a fix")
     d.check("fail" not in states.values(), f"nothing fails here: {states}")

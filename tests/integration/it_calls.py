@@ -1,5 +1,8 @@
 """Calls beside and after each other: cancelled, repeated, waited for, cut off by kill -9."""
 
+import errno
+import os
+import subprocess
 import time
 
 import daemon
@@ -205,6 +208,126 @@ def levels_are_reached_and_waited_for():
         code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND")
     for bad in (pb.LEVEL_NONE, 77):
         expect(talk.prefill, tokens(5), level=bad, code="INVALID_ARGUMENT", reason="LEVEL_INVALID")
+    box.stop()
+
+
+# A fdatasync of segments that takes its time, or fails: FAULT_FILE holds milliseconds and an errno.
+FLUSH_FAULT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+int fdatasync(int fd)
+{
+    char link[64], path[512] = "";
+    long ms = 0;
+    int code = 0;
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, "/segment-") != NULL) {
+        FILE *f = fopen(getenv("FAULT_FILE"), "re");
+        if (f != NULL && fscanf(f, "%ld %d", &ms, &code) < 1) ms = 0;
+        if (f != NULL) fclose(f);
+        struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+        nanosleep(&pause, NULL);
+        if (code != 0) {
+            errno = code;
+            return -1;
+        }
+    }
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd);
+}
+"""
+
+
+def box_with_flushes():
+    """A box, and the file that says what its flushes do; None: no compiler."""
+    place = daemon.scratch()
+    library, trigger = os.path.join(place, "flush.so"), os.path.join(place, "now")
+    made = subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"],
+                          input=FLUSH_FAULT.encode(), check=False)
+    if not check(made.returncode == 0, "the faulty fdatasync is built"):
+        return None, None
+    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return Box("synthetic", {"io.backend": "pool"}, env={
+        "LD_PRELOAD": library, "FAULT_FILE": trigger, "ASAN_OPTIONS": sanitizer}).start(), trigger
+
+
+def flushes(trigger, ms, code=0):
+    with open(trigger + ".new", "w", encoding="ascii") as f:
+        f.write(f"{ms} {code}")
+    os.rename(trigger + ".new", trigger)
+
+
+@case
+def early_answer_is_waited_for_over_another_connection():
+    """ACCEPTED, the connection is lost, and another one waits: until its deadline, until the
+    checkpoint is durable, and then at once."""
+    box, trigger = box_with_flushes()
+    if box is None:
+        return
+    equal(patiently(Talk(box.client(), "early").prefill, tokens(20)).save_reason, "", "saved")
+    flushes(trigger, 2500)
+    first = box.client()
+    talk = Talk(first, "early")
+    prompt = tokens(300)
+    began = time.monotonic()
+    made = patiently(talk.prefill, prompt, level=pb.LEVEL_ACCEPTED).checkpoints[0]
+    check(time.monotonic() - began < 2, "the early answer does not wait for the flush")
+    check(made.rows_level < pb.LEVEL_SSD, "its level")
+    first.close()
+    wait = pb.WaitDurableRequest(session_id="early", checkpoint_id=made.id, level=pb.LEVEL_SSD)
+    again = box.client()
+    late = daemon.failure(again.session.WaitDurable, wait, timeout=0.3)
+    equal(late and late.code, "DEADLINE_EXCEEDED", "a wait that ends before the flush")
+    got = again.session.WaitDurable(wait, timeout=20)
+    equal(got.rows_level, pb.LEVEL_SSD, "level after the wait")
+    check(time.monotonic() - began > 2.4, "not before the flush was over")
+    equal(again.session.WaitDurable(wait, timeout=20).rows_level, pb.LEVEL_SSD, "once more")
+    flushes(trigger, 0)
+    box.crash()
+    equal(box.client().session.WaitDurable(wait, timeout=20).rows_level, pb.LEVEL_SSD,
+          "after kill -9")
+    resumed(patiently(Talk(box.client(), "early").prefill, prompt + tokens(3)), REPLAY, 300,
+            "what was waited for")
+    box.stop()
+
+
+@case
+def early_answer_that_cannot_become_durable():
+    """The flush fails after the early answer: whoever waits, then or later, is told that the tier
+    keeps nothing more; reads go on."""
+    box, trigger = box_with_flushes()
+    if box is None:
+        return
+    talk = Talk(box.client(), "early")
+    kept = tokens(200)
+    equal(patiently(talk.prefill, kept).save_reason, "", "saved")
+    flushes(trigger, 1500, errno.EIO)
+    first = box.client()
+    made = patiently(Talk(first, "early").prefill, kept + tokens(100),
+                     level=pb.LEVEL_ACCEPTED).checkpoints[0]
+    first.close()
+    wait = pb.WaitDurableRequest(session_id="early", checkpoint_id=made.id, level=pb.LEVEL_SSD)
+    again = box.client()
+    for when in ("while it is under way", "afterwards"):
+        expect(again.session.WaitDurable, wait, code="FAILED_PRECONDITION",
+               reason="SSD_READ_ONLY", field="level")
+        print(f"told {when}")
+    end = time.monotonic() + 5
+    while "read-only" not in box.stats().health and time.monotonic() < end:
+        time.sleep(0.02)
+    check("read-only" in box.stats().health, box.stats().health)
+    equal(patiently(talk.prefill, kept + tokens(5)).save_reason, "SSD_READ_ONLY", "a later save")
+    flushes(trigger, 0)
+    equal(patiently(talk.prefill, kept + tokens(6)).save_reason, "SSD_READ_ONLY",
+          "and until a restart")
+    box.restart()
+    equal(patiently(Talk(box.client(), "early").prefill, kept + tokens(7)).save_reason, "",
+          "after it")
     box.stop()
 
 

@@ -4,6 +4,10 @@ The engine computes for real (backend cpu, model tiny) wherever bits are compare
 EXACT has the logits of a session that never left memory.
 """
 
+import ctypes
+import mmap
+import os
+
 from daemon import check, equal, expect, pb
 from talk import (
     EXACT, MINUTE_MS, MISS, PAGE, POOL_TTL_MS, REPLAY, SPARE, SSD_TTL_MS, WINDOW, Box, Talk, case,
@@ -464,6 +468,44 @@ def sampling_does_not_depend_on_resumes():
     again.prefill(prompt)
     equal(again.decode(24, **how).bits, want.bits, "after a restart, from the start")
     box.stop()
+
+
+def cached_pages(path):
+    """Pages of the file that the kernel holds in its cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int,
+                          ctypes.c_int, ctypes.c_long]
+    size = os.path.getsize(path)
+    with open(path, "rb") as f:
+        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, f.fileno(), 0)
+    check(at not in (None, ctypes.c_void_p(-1).value), "mmap")
+    seen = (ctypes.c_ubyte * ((size + 4095) // 4096))()
+    done = libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), seen)
+    equal(done, 0, "mincore")
+    libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+    return sum(byte & 1 for byte in seen)
+
+
+@case
+def resumes_leave_the_page_cache_alone():
+    """Rows are written to and read from SSD past the kernel's cache, on both I/O backends."""
+    for backend in ("auto", "pool"):
+        box = Box("synthetic", {"io.backend": backend}).start()
+        prompts = {f"cold{i}": tokens(1500) for i in range(4)}
+        for name, prompt in prompts.items():
+            equal(Talk(box.client(), name).prefill(prompt).save_reason, "", "saved")
+        box.restart()
+        for name, prompt in prompts.items():
+            got = Talk(box.client(), name).prefill(prompt + tokens(5), no_checkpoint=True)
+            resumed(got, REPLAY, 1500, f"{name} with {backend}")
+            equal(got.ssd_tokens, 1500, "tokens read from SSD")
+        for path in box.segments():
+            equal(cached_pages(path), 0, f"{backend}: pages of {os.path.basename(path)} in cache")
+        with open(box.segments()[0], "rb") as f:
+            f.read(1 << 20)
+        check(cached_pages(box.segments()[0]) >= 256, "and it would have been seen")
+        box.stop()
 
 
 if __name__ == "__main__":

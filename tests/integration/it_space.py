@@ -399,7 +399,7 @@ def two_gib_through_a_file_system_of_one():
 def others_fill_the_file_system_and_let_go():
     """Saves go on within the segments there are; one that needs more is refused with a name, health
     says why, turns go on; within 5 s of the space coming back it is stored."""
-    disk = Mounted("full file system", 128)
+    disk = Mounted("full file system", 256)
     if disk.path is None:
         return
     box = Box("synthetic", {"ssd.bytes": None, "ssd.segment_bytes": "8MiB", "clock.mode": "real",

@@ -207,7 +207,8 @@ static void run_stack(const struct options *options, struct stack *stack, struct
                       const struct work *before, uint64_t tick, struct ex_random *random)
 {
     /* A failed save would give space back that this bug has given back already. */
-    const bool fails = ex_random_below(random, FAULT_EVERY) == 0;
+    bool fails = ex_random_below(random, FAULT_EVERY) == 0;
+    if (options->plant == KV_PLANT_FLUSH_IGNORED) fails = true; /* Shows in nothing else. */
     stack->faulty.armed = fails && options->plant != KV_PLANT_REUSE_BEFORE_DELETE;
     stack->faulty.fault = FAULT_EIO;
     stack->faulty.flushes = ex_random_percent(random, 67);

@@ -38,6 +38,7 @@ struct disk {
     struct kv_disk *inner;
     struct kv_disk_queue owed; /* Results stand in the ops. */
     int notes_fd;              /* Of the file `acknowledged`. */
+    int making_fd;             /* Of a segment that is being made: not flushed yet. */
 };
 
 struct manifest {
@@ -187,8 +188,10 @@ static void faulty_start(struct kv_disk *base, struct kv_disk_op *op)
     const struct kv_disk_call *call = &op->rest;
     const bool fire = fires(faulty, call->verb, call->bytes);
     if (fire) {
-        faulty->fired_sync |= call->verb == KV_DISK_SYNC;
-        faulty->fired_write |= call->verb == KV_DISK_WRITE && call->fd != disk->notes_fd;
+        /* A segment that could not be made is none, and nobody has anything in it. */
+        const bool making = call->fd == disk->making_fd;
+        faulty->fired_sync |= call->verb == KV_DISK_SYNC && !making;
+        faulty->fired_write |= call->verb == KV_DISK_WRITE && !making && call->fd != disk->notes_fd;
         op->result = faulty->fault >= FAULT_DROP ? lie(disk, call) : fail_call(disk, call);
         kv_disk_queue_push(&disk->owed, op);
     }
@@ -210,7 +213,11 @@ static uint32_t faulty_run(struct kv_disk *base, int wake_fd, int timeout_ms)
 
 static int64_t faulty_passed(struct kv_disk *base, struct kv_disk_op *op, int64_t result)
 {
-    return kv_disk_passed(disk_of(base)->inner, op, result);
+    struct disk *disk = disk_of(base);
+    result = kv_disk_passed(disk->inner, op, result);
+    if (op->rest.verb == KV_DISK_CREATE && result >= 0) disk->making_fd = (int)result;
+    if (op->rest.verb == KV_DISK_SYNC && op->rest.fd == disk->making_fd) disk->making_fd = -1;
+    return result;
 }
 
 static int64_t faulty_call(struct kv_disk *base, const struct kv_disk_call *call)
@@ -245,7 +252,7 @@ struct kv_disk *faulty_disk(struct faulty *faulty, struct kv_disk *inner)
     disk->disk.ops = &disk_ops;
     disk->faulty = faulty;
     disk->inner = inner;
-    disk->notes_fd = -1;
+    disk->notes_fd = disk->making_fd = -1;
     faulty->state = must(calloc(1, sizeof(*faulty->state)));
     return &disk->disk;
 }

@@ -51,11 +51,15 @@ kv_status real_open(struct real *real, const struct recorder *recorder, const st
                     const char *image_dir, struct kv_error *err)
 {
     char path[PATH_BYTES];
+    const char *io = getenv("CACHED_TEST_IO");
+    const bool is_pool = io != NULL && strcmp(io, "pool") == 0;
     *real = (struct real){.dir = "crashimage.XXXXXX"};
     if (mkdtemp(real->dir) == NULL) return KV_FAIL_ERRNO(err, KV_IO, "make a folder");
     (void)snprintf(path, sizeof(path), "%s/manifest", real->dir);
     kv_status status = write_files(real, image, image_dir, err);
-    if (status == KV_OK) status = kv_ring_create(KV_RING_DEPTH, KV_RING_AUTO, &real->disk, err);
+    if (status == KV_OK)
+        status =
+            kv_ring_create(KV_RING_DEPTH, is_pool ? KV_RING_POOL : KV_RING_AUTO, &real->disk, err);
     if (status == KV_OK) status = world_directory(real->disk, real->dir, err);
     if (status == KV_OK) status = kv_manifest_open(path, &real->manifest, err);
     if (status == KV_OK) status = image_manifest(recorder, image, real->manifest);

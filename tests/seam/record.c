@@ -233,7 +233,10 @@ static int64_t rec_passed(struct kv_disk *base, struct kv_disk_op *op, int64_t r
     result = kv_disk_passed(disk->inner, op, result);
     for (uint32_t i = 0; i < disk->running_count; i++) {
         if (disk->running[i].op != op) continue;
-        event_end(disk->recorder, disk->running[i].event, result);
+        const uint32_t event = disk->running[i].event;
+        event_end(disk->recorder, event, result);
+        if (op->rest.verb == KV_DISK_CREATE && result >= 0)
+            handle_set(disk, result, disk->recorder->events[event].file);
         disk->running[i] = disk->running[--disk->running_count];
         break;
     }

@@ -85,7 +85,7 @@ void world_turn(struct world *world)
     /* One: between the steps of a batch the disk does something. */
     (void)kv_mailbox_run(world->mailbox, 1);
     kv_store_tick(world->store);
-    const bool waits = world->store->operations > 0;
+    const bool waits = world->store->operations > 0 || kv_disk_inflight(world->disk) > 0;
     (void)kv_disk_run(world->disk, kv_mailbox_fd(world->mailbox), waits ? WAIT_MS : 0);
 }
 

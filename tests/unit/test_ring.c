@@ -17,7 +17,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE_BYTES_MAX 98304u
@@ -108,8 +111,8 @@ static void test_direct_page_sizes(enum kv_ring_choice choice, bool registered)
     uint8_t *memory = aligned_alloc(KV_IO_ALIGN, (size_t)2 * PAGE_BYTES_MAX);
     uint8_t *back = memory + PAGE_BYTES_MAX;
     if (registered) {
-        EXPECT(kv_disk_register(env.disk, memory, PAGE_BYTES_MAX, NULL) == KV_OK);
-        EXPECT(kv_disk_register(env.disk, back, PAGE_BYTES_MAX, NULL) == KV_OK);
+        kv_disk_register(env.disk, memory, PAGE_BYTES_MAX);
+        kv_disk_register(env.disk, back, PAGE_BYTES_MAX);
     }
     for (uint32_t bytes = 4096; bytes <= PAGE_BYTES_MAX; bytes += 4096) {
         fill(memory, bytes, bytes);
@@ -301,8 +304,149 @@ static void test_broken_submit(void)
     env_close(&env);
 }
 
+static kv_status run_call(struct env *env, struct owner *owner, const struct kv_disk_call *call)
+{
+    *owner = (struct owner){.env = env};
+    owner->op = (struct kv_disk_op){.call = *call, .done = owner_done};
+    kv_disk_start(env->disk, &owner->op);
+    wait_all(env);
+    EXPECT_EQ_U32(owner->done_count, 1);
+    return owner->op.status;
+}
+
+/* A file made, written, read and removed without a call that waits; and one opened by such a call,
+ * closed, and its descriptor used for another file, which must not be taken for the first. */
+static void test_files(enum kv_ring_choice choice)
+{
+    struct env env;
+    struct owner owner;
+    static uint8_t out[8192], back[8192];
+    env_open(&env, choice, 8, 0);
+    const int dir = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char name[80];
+    (void)snprintf(name, sizeof(name), "%s.made", env.path);
+    const struct kv_disk_call create = {
+        .verb = KV_DISK_CREATE, .fd = dir, .name = name, .cached = true};
+    EXPECT(run_call(&env, &owner, &create) == KV_OK);
+    const int made = owner.op.fd;
+    EXPECT(made >= 0);
+    EXPECT(run_call(&env, &owner, &create) == KV_IO);
+    EXPECT_EQ_I64(owner.op.sys_errno, EEXIST);
+    struct stat info;
+    EXPECT(fstat(made, &info) == 0);
+    EXPECT_EQ_U32(info.st_mode & 0777, 0600);
+
+    EXPECT(run_call(&env, &owner,
+                    &(struct kv_disk_call){
+                        .verb = KV_DISK_RESERVE, .fd = made, .bytes = 16384}) == KV_OK);
+    EXPECT(fstat(made, &info) == 0);
+    EXPECT_EQ_U64((uint64_t)info.st_size, 16384);
+    EXPECT(run_call(&env, &owner,
+                    &(struct kv_disk_call){.verb = KV_DISK_SYNC_DIR, .fd = dir}) == KV_OK);
+    const int plain = env.fd;
+    env.fd = made;
+    fill(out, sizeof(out), 3);
+    EXPECT(run_one(&env, &owner, KV_DISK_WRITE, out, sizeof(out), 4096) == KV_OK);
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, back, sizeof(back), 4096) == KV_OK);
+    EXPECT_EQ_MEM(back, out, sizeof(out));
+    kv_disk_close_file(env.disk, made);
+
+    EXPECT_EQ_I64(open(env.path, O_RDWR | O_CLOEXEC), made); /* The same number. */
+    EXPECT(run_one(&env, &owner, KV_DISK_READ, back, sizeof(back), 4096) == KV_IO);
+    EXPECT_EQ_I64(owner.op.sys_errno, 0); /* It is empty. */
+    (void)close(made);
+    env.fd = plain;
+    EXPECT(run_call(&env, &owner,
+                    &(struct kv_disk_call){.verb = KV_DISK_UNLINK, .fd = dir, .name = name}) ==
+           KV_OK);
+    EXPECT(access(name, F_OK) != 0);
+    (void)close(dir);
+    env_close(&env);
+}
+
+static uint8_t *map_memory(uint8_t *at, size_t bytes)
+{
+    uint8_t *memory = mmap(at, bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | (at != NULL ? MAP_FIXED : 0), -1, 0);
+    EXPECT(memory != MAP_FAILED);
+    return memory;
+}
+
+/* Pieces are registered when they are used; a page across two of them is whole; memory that was
+ * given back and mapped again is not taken for what was there. */
+static void test_memory(enum kv_ring_choice choice)
+{
+    enum { MEMORY = 7 << 20, PAGE = 114688 };
+    struct env env;
+    struct owner owner;
+    env_open(&env, choice, 8, O_DIRECT);
+    uint8_t *out = aligned_alloc(KV_IO_ALIGN, PAGE);
+    fill(out, PAGE, 5);
+    EXPECT(run_one(&env, &owner, KV_DISK_WRITE, out, PAGE, 0) == KV_OK);
+    uint8_t *memory = map_memory(NULL, MEMORY);
+    for (int turn = 0; turn < 2; turn++) {
+        kv_disk_register(env.disk, memory, MEMORY);
+        EXPECT_EQ_U64(kv_disk_facts(env.disk).bytes_in_use, 0);
+        for (size_t at = 0; at + PAGE <= MEMORY; at += PAGE) {
+            EXPECT(run_one(&env, &owner, KV_DISK_READ, memory + at, PAGE, 0) == KV_OK);
+            EXPECT_EQ_MEM(memory + at, out, PAGE);
+        }
+        if (choice == KV_RING_URING) {
+            const struct kv_disk_facts facts = kv_disk_facts(env.disk);
+            EXPECT(facts.registers);
+            EXPECT(facts.files_max > 0);
+            EXPECT_EQ_U64(facts.bytes, MEMORY);
+            EXPECT_EQ_U64(facts.bytes_in_use, MEMORY);
+            EXPECT_EQ_I64(facts.refused_errno, 0);
+        }
+        kv_disk_forget(env.disk, memory);
+        EXPECT_EQ_U64(kv_disk_facts(env.disk).bytes, 0);
+        EXPECT_EQ_U64(kv_disk_facts(env.disk).bytes_in_use, 0);
+        EXPECT(munmap(memory, MEMORY) == 0);
+        EXPECT(map_memory(memory, MEMORY) == memory);
+    }
+    EXPECT(munmap(memory, MEMORY) == 0);
+    env_close(&env);
+    free(out);
+}
+
+/* Without the right to lock memory: bytes are as right, and it is said. */
+static void test_memory_refused(void)
+{
+    enum { MEMORY = 4 << 20 };
+    const pid_t child = fork();
+    EXPECT(child >= 0);
+    if (child == 0) {
+        struct env env;
+        struct owner owner;
+        const struct rlimit little = {.rlim_cur = 65536, .rlim_max = 65536};
+        env_open(&env, KV_RING_POOL, 8, O_DIRECT);
+        EXPECT(unlink(env.path) == 0);
+        kv_disk_destroy(env.disk);
+        EXPECT(setrlimit(RLIMIT_MEMLOCK, &little) == 0);
+        EXPECT(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
+        EXPECT(kv_ring_create(8, KV_RING_URING, &env.disk, NULL) == KV_OK);
+        uint8_t *memory = map_memory(NULL, MEMORY);
+        kv_disk_register(env.disk, memory, MEMORY);
+        fill(memory, 8192, 9);
+        EXPECT(run_one(&env, &owner, KV_DISK_WRITE, memory, 8192, 0) == KV_OK);
+        EXPECT(run_one(&env, &owner, KV_DISK_READ, memory + 8192, 8192, 0) == KV_OK);
+        EXPECT_EQ_MEM(memory + 8192, memory, 8192);
+        EXPECT_EQ_I64(kv_disk_facts(env.disk).refused_errno, ENOMEM);
+        EXPECT_EQ_U64(kv_disk_facts(env.disk).bytes_in_use, 0);
+        EXPECT_EQ_U64(kv_disk_facts(env.disk).bytes, MEMORY);
+        kv_disk_destroy(env.disk);
+        exit(EXIT_SUCCESS);
+    }
+    int status = 0;
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void test_backend(enum kv_ring_choice choice)
 {
+    test_files(choice);
+    test_memory(choice);
     test_odd_sizes(choice);
     test_errors(choice);
     test_more_than_depth(choice);
@@ -329,6 +473,7 @@ int main(void)
     if (has_uring) {
         test_broken_submit();
         test_backend(KV_RING_URING);
+        test_memory_refused();
     } else {
         EXPECT(kv_ring_create(8, KV_RING_URING, &disk, &err) == KV_IO);
         (void)printf("  io_uring refused: %s\n", err.text);

@@ -3,11 +3,12 @@
  *
  * Goal: space (all or nothing, bounds, look-ahead, claims), page I/O, group commit, what a restart
  * finds, and each failure the header names.
- * Method: small segments in a temporary folder, both ring backends.  A failing fdatasync is made by
- * putting an eventfd in the place of a segment's descriptor (dup2): the tier then syncs something
- * that cannot be synced, with no seam in the tier.  A full disk is a file-size limit.
+ * Method: small segments in a temporary folder, both ring backends.  A failing write or fdatasync
+ * is made by a disk around the ring.  A full disk is a file-size limit.  That pages were written
+ * through is read from the file system (FIEMAP), where it tells.
  */
 
+#include "kvstore/base/bytes.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/base/ring.h"
 #include "kvstore/tier/ssd_segment.h"
@@ -17,8 +18,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
 #include <signal.h>
-#include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,9 +32,18 @@
 #define SEGMENTS 4u
 #define FLUSHES 50u
 
+/* The ring, and what it is made to say. */
+struct bad_disk {
+    struct kv_disk disk;
+    struct kv_disk *inner;
+    bool fail_writes, fail_syncs;
+    uint32_t creates;
+};
+
 struct env {
     char dir[64];
-    struct kv_disk *disk;
+    struct bad_disk bad;
+    struct kv_disk *ring, *disk;
     struct kv_ssd *ssd;
     struct kv_ssd_options options;
 };
@@ -62,12 +74,50 @@ static void flush_done(struct kv_ssd_flush *flush, kv_status status)
     io->done_count++;
 }
 
+static struct bad_disk *bad_of(struct kv_disk *disk)
+{
+    return KV_CONTAINER_OF(disk, struct bad_disk, disk);
+}
+
+static void bad_start(struct kv_disk *disk, struct kv_disk_op *op)
+{
+    struct bad_disk *bad = bad_of(disk);
+    bad->creates += op->rest.verb == KV_DISK_CREATE;
+    bad->inner->ops->start(bad->inner, op);
+}
+
+static int64_t bad_passed(struct kv_disk *disk, struct kv_disk_op *op, int64_t result)
+{
+    const struct bad_disk *bad = bad_of(disk);
+    result = kv_disk_passed(bad->inner, op, result);
+    if (bad->fail_syncs && op->rest.verb == KV_DISK_SYNC) return -EIO;
+    if (bad->fail_writes && op->rest.verb == KV_DISK_WRITE) return -EIO;
+    return result;
+}
+
+static uint32_t bad_run(struct kv_disk *disk, int wake_fd, int timeout_ms)
+{
+    const struct bad_disk *bad = bad_of(disk);
+    return bad->inner->ops->run(bad->inner, wake_fd, timeout_ms);
+}
+
+static int64_t bad_call(struct kv_disk *disk, const struct kv_disk_call *call)
+{
+    const struct bad_disk *bad = bad_of(disk);
+    return bad->inner->ops->call(bad->inner, call);
+}
+
+static const struct kv_disk_ops bad_ops = {
+    .name = "bad", .start = bad_start, .run = bad_run, .passed = bad_passed, .call = bad_call};
+
 static void env_init(struct env *env, enum kv_ring_choice choice)
 {
     *env = (struct env){0};
     (void)snprintf(env->dir, sizeof(env->dir), "test_tier_ssd.XXXXXX");
     EXPECT(mkdtemp(env->dir) != NULL);
-    EXPECT(kv_ring_create(16, choice, &env->disk, NULL) == KV_OK);
+    EXPECT(kv_ring_create(16, choice, &env->ring, NULL) == KV_OK);
+    env->bad = (struct bad_disk){.disk = {.ops = &bad_ops}, .inner = env->ring};
+    env->disk = &env->bad.disk;
     env->options = (struct kv_ssd_options){.dir = env->dir,
                                            .bytes_max = SEGMENTS * SEGMENT_BYTES + 100,
                                            .segment_bytes = SEGMENT_BYTES,
@@ -99,7 +149,7 @@ static void env_fini(struct env *env)
         (void)unlink(path);
     }
     EXPECT(rmdir(env->dir) == 0); /* And nothing else was left. */
-    kv_disk_destroy(env->disk);
+    kv_disk_destroy(env->ring);
 }
 
 static void run_all(struct env *env)
@@ -123,6 +173,20 @@ static kv_status page_io(struct env *env, uint32_t page, uint8_t *buf, bool writ
     return io.status;
 }
 
+/* Beside whatever else is under way. */
+static kv_status page_io_beside(struct env *env, uint32_t page, uint8_t *buf, bool write)
+{
+    struct page_io io = {.op = {.page = page, .buf = buf, .done = page_done}};
+    if (write) {
+        kv_ssd_write_start(env->ssd, &io.op);
+    } else {
+        kv_ssd_read_start(env->ssd, &io.op);
+    }
+    while (!io.done)
+        (void)kv_disk_run(env->disk, -1, -1);
+    return io.status;
+}
+
 static kv_status flush_now(struct env *env)
 {
     struct flush_io io = {.flush = {.done = flush_done}};
@@ -131,6 +195,45 @@ static kv_status flush_now(struct env *env)
     run_all(env);
     EXPECT_EQ_U32(io.done_count, 1);
     return io.status;
+}
+
+struct place_wait {
+    struct kv_ssd_wait wait;
+    bool ready;
+};
+
+static void place_ready(struct kv_ssd_wait *wait)
+{
+    ((struct place_wait *)wait)->ready = true;
+}
+
+/* As a save does. */
+static kv_status alloc_wait(struct env *env, uint32_t count, uint32_t *pages, struct kv_error *err)
+{
+    struct place_wait place = {.wait = {.ready = place_ready}};
+    kv_status status = kv_ssd_alloc(env->ssd, count, pages, err);
+    while (status == KV_MISS) {
+        place.ready = false;
+        kv_ssd_wait(env->ssd, &place.wait);
+        EXPECT(!place.ready);
+        while (!place.ready)
+            (void)kv_disk_run(env->disk, -1, -1);
+        const kv_status made = place.wait.status;
+        if (made != KV_OK) *err = place.wait.err;
+        const kv_status again = kv_ssd_alloc(env->ssd, count, pages, NULL);
+        status = again == KV_MISS && made != KV_OK ? made : again;
+    }
+    return status;
+}
+
+/* Everything the tier wants to make ahead of its use. */
+static void run_ahead(struct env *env)
+{
+    do {
+        kv_ssd_tick(env->ssd);
+        run_all(env);
+        kv_ssd_tick(env->ssd);
+    } while (kv_disk_inflight(env->disk) > 0);
 }
 
 static void fill(uint8_t *buf, uint32_t seed)
@@ -153,15 +256,18 @@ static void test_space(enum kv_ring_choice choice)
     EXPECT_EQ_U32(pages[2], 2);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, 3 * PAGE_BYTES);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENT_BYTES);
-    /* 1 of 8 left, less than a quarter: the next one is made ahead. */
     EXPECT(kv_ssd_alloc(env.ssd, 4, pages, &err) == KV_OK);
-    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, 2 * SEGMENT_BYTES);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENT_BYTES); /* Nothing by itself. */
 
     /* All or nothing. */
     EXPECT(kv_ssd_alloc(env.ssd, 26, pages, &err) == KV_BUSY);
     EXPECT(strstr(err.text, "full") != NULL);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, 7 * PAGE_BYTES);
-    EXPECT(kv_ssd_alloc(env.ssd, 25, pages, &err) == KV_OK); /* Needs two more files. */
+    EXPECT(kv_ssd_alloc(env.ssd, 25, pages, &err) == KV_MISS); /* Needs three more files. */
+    EXPECT(kv_ssd_alloc(env.ssd, 25, pages, &err) == KV_MISS); /* One is being made. */
+    EXPECT_EQ_U32(env.bad.creates, 1);
+    EXPECT(alloc_wait(&env, 25, pages, &err) == KV_OK);
+    EXPECT_EQ_U32(env.bad.creates, 3);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENTS * SEGMENT_BYTES);
     EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_BUSY);
     kv_ssd_free(env.ssd, 12);
@@ -181,7 +287,7 @@ static void test_pages_and_reopen(enum kv_ring_choice choice)
     uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
     env_init(&env, choice);
     EXPECT(env_open(&env, NULL) == KV_OK);
-    EXPECT(kv_ssd_alloc(env.ssd, 20, pages, NULL) == KV_OK);
+    EXPECT(alloc_wait(&env, 20, pages, NULL) == KV_OK);
     for (uint32_t i = 0; i < 20; i++) {
         fill(buf, pages[i]);
         EXPECT(page_io(&env, pages[i], buf, true) == KV_OK);
@@ -213,7 +319,7 @@ static void test_pages_and_reopen(enum kv_ring_choice choice)
     EXPECT(env_open(&env, NULL) == KV_OK);
     EXPECT(kv_ssd_claim(env.ssd, PAGES_PER_SEGMENT) == KV_MISS);
     EXPECT(kv_ssd_claim(env.ssd, 2 * PAGES_PER_SEGMENT) == KV_OK);
-    EXPECT(kv_ssd_alloc(env.ssd, 16, pages, NULL) == KV_OK);
+    EXPECT(alloc_wait(&env, 16, pages, NULL) == KV_OK);
     EXPECT(access(path, F_OK) == 0);
     env_fini(&env);
     free(buf);
@@ -298,7 +404,7 @@ static void test_many_commits(enum kv_ring_choice choice)
     fill(buf, 1);
     env_init(&env, choice);
     EXPECT(env_open(&env, NULL) == KV_OK);
-    EXPECT(kv_ssd_alloc(env.ssd, 24, pages, NULL) == KV_OK);
+    EXPECT(alloc_wait(&env, 24, pages, NULL) == KV_OK);
     for (uint32_t i = 0; i < 24; i++) {
         writers[i] =
             (struct writer){.io = {.op = {.page = pages[i], .buf = buf, .done = writer_written}},
@@ -319,20 +425,6 @@ static void test_many_commits(enum kv_ring_choice choice)
     free(buf);
 }
 
-/* The descriptor under which this process holds the file. */
-static int find_fd(const char *path)
-{
-    struct stat want;
-    EXPECT(stat(path, &want) == 0);
-    for (int fd = 3; fd < 256; fd++) {
-        struct stat have;
-        if (fstat(fd, &have) == 0 && have.st_ino == want.st_ino && have.st_dev == want.st_dev)
-            return fd;
-    }
-    EXPECT(false);
-    return -1;
-}
-
 static void test_failed_flush(enum kv_ring_choice choice)
 {
     struct env env;
@@ -340,7 +432,6 @@ static void test_failed_flush(enum kv_ring_choice choice)
     struct flush_io flushes[3];
     uint32_t page;
     uint32_t more;
-    char path[128];
     uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
     uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
     env_init(&env, choice);
@@ -349,11 +440,7 @@ static void test_failed_flush(enum kv_ring_choice choice)
     fill(buf, 7);
     EXPECT(page_io(&env, page, buf, true) == KV_OK);
 
-    segment_path(&env, 0, path);
-    const int fd = find_fd(path);
-    const int kept = dup(fd);
-    const int unsyncable = eventfd(0, EFD_CLOEXEC);
-    EXPECT(dup2(unsyncable, fd) == fd);
+    env.bad.fail_syncs = env.bad.fail_writes = true;
     for (uint32_t i = 0; i < 3; i++) {
         flushes[i] = (struct flush_io){.flush = {.done = flush_done}};
         EXPECT(kv_ssd_flush_start(env.ssd, &flushes[i].flush) == KV_OK);
@@ -369,7 +456,7 @@ static void test_failed_flush(enum kv_ring_choice choice)
     EXPECT(kv_ssd_usage(env.ssd).io_errors >= 2);
 
     /* The disk is well again: reads go on, everything else stays refused. */
-    EXPECT(dup2(kept, fd) == fd);
+    env.bad.fail_syncs = env.bad.fail_writes = false;
     EXPECT(page_io(&env, page, back, false) == KV_OK);
     EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
     EXPECT(kv_ssd_alloc(env.ssd, 1, &more, &err) == KV_INVALID);
@@ -381,15 +468,24 @@ static void test_failed_flush(enum kv_ring_choice choice)
     EXPECT_EQ_U32(refused.done_count, 0);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).flushes, flushes_before); /* The file is left alone. */
     kv_ssd_free(env.ssd, page);
+    run_ahead(&env); /* It does nothing by itself either. */
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).flushes, flushes_before);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_ahead, 0);
     env_close(&env);
 
     EXPECT(env_open(&env, NULL) == KV_OK);
     EXPECT(!kv_ssd_usage(env.ssd).read_only);
-    (void)close(kept);
-    (void)close(unsyncable);
     env_fini(&env);
     free(buf);
     free(back);
+}
+
+/* Until so many pages were written through, and no other segment. */
+static void run_ahead_pages(struct env *env, uint32_t pages)
+{
+    kv_ssd_tick(env->ssd);
+    run_all(env);
+    EXPECT_EQ_U64(kv_ssd_usage(env->ssd).pages_ahead, pages);
 }
 
 static void test_disk_full(enum kv_ring_choice choice)
@@ -401,15 +497,19 @@ static void test_disk_full(enum kv_ring_choice choice)
     env_init(&env, choice);
     EXPECT(env_open(&env, NULL) == KV_OK);
 
+    run_ahead_pages(&env, 8);
     (void)signal(SIGXFSZ, SIG_IGN);
     EXPECT(getrlimit(RLIMIT_FSIZE, &before) == 0);
     const struct rlimit small = {.rlim_cur = SEGMENT_BYTES - 1, .rlim_max = before.rlim_max};
     EXPECT(setrlimit(RLIMIT_FSIZE, &small) == 0);
-    /* The look-ahead fails, and nobody minds. */
+    /* What is made ahead fails, once, and nobody minds. */
     EXPECT(kv_ssd_alloc(env.ssd, 7, pages, &err) == KV_OK);
+    run_ahead(&env);
+    run_ahead(&env);
+    EXPECT_EQ_U32(env.bad.creates, 1);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_files, SEGMENT_BYTES);
     EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_OK);
-    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_IO);
+    EXPECT(alloc_wait(&env, 1, pages, &err) == KV_IO);
     EXPECT_EQ_I64(err.sys_errno, EFBIG);
     EXPECT(strstr(err.text, "segment-000001.kv") != NULL);
     EXPECT(strstr(err.text, "File too large") != NULL);
@@ -419,7 +519,7 @@ static void test_disk_full(enum kv_ring_choice choice)
     EXPECT(!kv_ssd_usage(env.ssd).read_only);
 
     EXPECT(setrlimit(RLIMIT_FSIZE, &before) == 0);
-    EXPECT(kv_ssd_alloc(env.ssd, 1, pages, &err) == KV_OK);
+    EXPECT(alloc_wait(&env, 1, pages, &err) == KV_OK);
     EXPECT_EQ_U32(pages[0], PAGES_PER_SEGMENT);
     env_fini(&env);
 }
@@ -509,7 +609,7 @@ static void test_less_space_than_before(enum kv_ring_choice choice)
     uint32_t pages[32];
     env_init(&env, choice);
     EXPECT(env_open(&env, NULL) == KV_OK);
-    EXPECT(kv_ssd_alloc(env.ssd, 32, pages, NULL) == KV_OK);
+    EXPECT(alloc_wait(&env, 32, pages, NULL) == KV_OK);
     env_close(&env);
 
     env.options.bytes_max = 2 * SEGMENT_BYTES;
@@ -525,8 +625,157 @@ static void test_less_space_than_before(enum kv_ring_choice choice)
     env_fini(&env);
 }
 
+/* Bytes of the file that the file system calls reserved and never written; -1: it does not tell. */
+static int64_t unwritten_bytes(const char *path)
+{
+    static union {
+        struct fiemap map;
+        uint8_t room[sizeof(struct fiemap) + 256 * sizeof(struct fiemap_extent)];
+    } found;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    EXPECT(fd >= 0);
+    memset(&found, 0, sizeof(found));
+    found.map.fm_length = FIEMAP_MAX_OFFSET;
+    found.map.fm_flags = FIEMAP_FLAG_SYNC;
+    found.map.fm_extent_count = 256;
+    const int rc = ioctl(fd, FS_IOC_FIEMAP, &found.map);
+    (void)close(fd);
+    if (rc != 0 || found.map.fm_mapped_extents == 0) return -1;
+    int64_t bytes = 0;
+    for (uint32_t i = 0; i < found.map.fm_mapped_extents; i++)
+        if (found.map.fm_extents[i].fe_flags & FIEMAP_EXTENT_UNWRITTEN)
+            bytes += (int64_t)found.map.fm_extents[i].fe_length;
+    return bytes;
+}
+
+/* Free pages are written through, as many as plan/prewrite.h says, and others are left alone. */
+static void test_ahead(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[PAGES_PER_SEGMENT];
+    char path[128];
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    segment_path(&env, 0, path);
+    const int64_t at_first = unwritten_bytes(path);
+    EXPECT(kv_ssd_alloc(env.ssd, 3, pages, NULL) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_behind, 3);
+    fill(buf, 4);
+    EXPECT(page_io(&env, pages[1], buf, true) == KV_OK);
+    EXPECT(flush_now(&env) == KV_OK);
+
+    /* The least there is for so small segments: two of them. */
+    run_ahead(&env);
+    struct kv_ssd_usage usage = kv_ssd_usage(env.ssd);
+    EXPECT_EQ_U64(usage.pages_ahead, 3 * PAGES_PER_SEGMENT - 3);
+    EXPECT_EQ_U64(usage.bytes_files, 3 * SEGMENT_BYTES);
+    EXPECT_EQ_U64(usage.bytes_used, 3 * PAGE_BYTES);
+    if (at_first > 0) {
+        EXPECT_EQ_I64(at_first, PAGES_PER_SEGMENT * PAGE_BYTES);
+        EXPECT_EQ_I64(unwritten_bytes(path), 2 * PAGE_BYTES); /* In use, not written. */
+        segment_path(&env, 2, path);
+        EXPECT_EQ_I64(unwritten_bytes(path), 0);
+    }
+    EXPECT(page_io(&env, pages[1], back, false) == KV_OK);
+    EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
+    EXPECT(kv_ssd_alloc(env.ssd, 8, pages, NULL) == KV_OK);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_behind, 3);
+    env_close(&env);
+
+    /* A start does not know what was written; it asks nobody for what is in use. */
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_claim(env.ssd, 1) == KV_OK);
+    run_ahead(&env);
+    usage = kv_ssd_usage(env.ssd);
+    EXPECT(usage.pages_ahead >= 2 * PAGES_PER_SEGMENT);
+    EXPECT(page_io(&env, 1, back, false) == KV_OK);
+    EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
+    memset(buf, 0, PAGE_BYTES);
+    EXPECT(page_io(&env, 0, back, false) == KV_OK);
+    EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
+    env_fini(&env);
+    free(buf);
+    free(back);
+}
+
+/* Zeros and pages of others, at random: no page ever comes back as something else. */
+static void test_ahead_at_random(enum kv_ring_choice choice)
+{
+    enum { PLACES = SEGMENTS * PAGES_PER_SEGMENT };
+    struct env env;
+    struct kv_error err = {0};
+    uint32_t held[PLACES], seeds[PLACES], count = 0, random = 1;
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    for (uint32_t step = 0; step < 600; step++) {
+        random = random * 1664525u + 1013904223u;
+        const uint32_t dice = random >> 16;
+        if (dice % 4 != 0) kv_ssd_tick(env.ssd); /* Not waited for. */
+        if (dice % 3 != 0 && count < PLACES) {
+            const kv_status status = alloc_wait(&env, 1, &held[count], &err);
+            EXPECT(status == KV_OK || status == KV_BUSY);
+            if (status != KV_OK) continue;
+            fill(buf, seeds[count] = step);
+            EXPECT(page_io_beside(&env, held[count], buf, true) == KV_OK);
+            count++;
+        } else if (count > 0) {
+            const uint32_t at = dice % count;
+            fill(buf, seeds[at]);
+            EXPECT(page_io_beside(&env, held[at], back, false) == KV_OK);
+            EXPECT_EQ_MEM(back, buf, PAGE_BYTES);
+            kv_ssd_free(env.ssd, held[at]);
+            held[at] = held[--count];
+            seeds[at] = seeds[count];
+        }
+        if (dice % 97 == 0) {
+            run_all(&env);
+            env_close(&env);
+            EXPECT(env_open(&env, NULL) == KV_OK);
+            for (uint32_t i = 0; i < count; i++)
+                EXPECT(kv_ssd_claim(env.ssd, held[i]) == KV_OK);
+        }
+    }
+    run_all(&env);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, (uint64_t)count * PAGE_BYTES);
+    env_fini(&env);
+    free(buf);
+    free(back);
+}
+
+/* What fails of it is a failure of the tier: it is read-only then, and space adds up. */
+static void test_ahead_fails(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t page;
+    for (int flush = 0; flush < 2; flush++) {
+        env_init(&env, choice);
+        EXPECT(env_open(&env, NULL) == KV_OK);
+        env.bad.fail_writes = flush == 0;
+        env.bad.fail_syncs = flush == 1;
+        run_ahead(&env);
+        env.bad.fail_writes = env.bad.fail_syncs = false;
+        run_ahead(&env);
+        const struct kv_ssd_usage usage = kv_ssd_usage(env.ssd);
+        EXPECT(usage.read_only);
+        EXPECT(strstr(usage.read_only_reason, flush == 0
+                                                  ? "write of segment-000000.kv"
+                                                  : "fdatasync of segment-000000.kv") != NULL);
+        EXPECT_EQ_U64(usage.pages_ahead, 0);
+        EXPECT_EQ_U64(usage.bytes_used, 0);
+        EXPECT(kv_ssd_alloc(env.ssd, 1, &page, NULL) == KV_INVALID);
+        env_fini(&env);
+    }
+}
+
 static void test_backend(enum kv_ring_choice choice)
 {
+    test_ahead(choice);
+    test_ahead_at_random(choice);
+    test_ahead_fails(choice);
     test_space(choice);
     test_pages_and_reopen(choice);
     test_group_commit(choice);

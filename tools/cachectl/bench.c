@@ -42,6 +42,12 @@
     "restart       a daemon on a directory of mkstate, killed with -9 under load and started\n"    \
     "              again: time to ready and to the first hit, memory; 1,000,000 checkpoints\n"     \
     "              (--quick: 100,000) are made where no --dir is given\n"
+#define TEXT_SSD_READ                                                                              \
+    "ssd-read      sessions of 1k, 16k and 200k tokens from SSD beside fio, one thread; at\n"      \
+    "              least 0.97 of its speed.  A store of its own in TMPDIR, 600 MB.\n"
+#define TEXT_SSD_COMMIT                                                                            \
+    "ssd-commit    checkpoints of 8 writers acknowledged on SSD beside fio write + fdatasync;\n"   \
+    "              at least 0.90 of it.  A store of its own in TMPDIR, 1.2 GB.\n"
 #define TEXT_ENGINE                                                                                \
     "\nThe engine's benchmarks run on the model `small` with random weights, in this process\n"    \
     "where nothing else is said.\n"
@@ -65,6 +71,8 @@ static const struct {
     {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick", bench_draft},
     {"batch-replay", TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL, "cachectl bench batch-replay --quick",
      bench_batch_replay},
+    {"ssd-read", TEXT_SSD_READ "\n" TEXT_ALL, "cachectl bench ssd-read --quick", NULL},
+    {"ssd-commit", TEXT_SSD_COMMIT "\n" TEXT_ALL, "cachectl bench ssd-commit --quick", NULL},
 };
 
 /* Runs the benchmark `name`. */
@@ -75,6 +83,8 @@ static int run_named(struct bench_progress *progress, const char *name,
     if (strcmp(name, "gemm") == 0) return bench_gemm(progress, options->quick, hot);
     if (strcmp(name, "rpc") == 0) return bench_rpc(progress, restart->daemon, options->quick);
     if (strcmp(name, "restart") == 0) return bench_restart(progress, restart);
+    if (strcmp(name, "ssd-read") == 0) return bench_ssd_read(progress, options->quick);
+    if (strcmp(name, "ssd-commit") == 0) return bench_ssd_commit(progress, options->quick);
     for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
         if (strcmp(name, benches[i].name) == 0) return benches[i].run(progress, options);
     ctl_error("no benchmark is called %.64s: see cachectl bench --help", name);
@@ -157,7 +167,7 @@ const struct command command_bench = {
     .arguments = "NAME",
     .summary = "one named benchmark, against anchors of the same run",
     .details = TEXT_RPC TEXT_GEMM TEXT_RESTART TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE
-        TEXT_DRAFT TEXT_BATCH_REPLAY TEXT_FILL TEXT_ENGINE TEXT_ALL,
+        TEXT_DRAFT TEXT_BATCH_REPLAY TEXT_SSD_READ TEXT_SSD_COMMIT TEXT_FILL TEXT_ENGINE TEXT_ALL,
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,
     .arguments_max = 1,

@@ -32,3 +32,6 @@ int bench_resume(struct bench_progress *progress, const struct bench_engine_opti
 int bench_decode(struct bench_progress *progress, const struct bench_engine_options *options);
 int bench_draft(struct bench_progress *progress, const struct bench_engine_options *options);
 int bench_batch_replay(struct bench_progress *progress, const struct bench_engine_options *options);
+
+int bench_ssd_read(struct bench_progress *progress, bool quick);
+int bench_ssd_commit(struct bench_progress *progress, bool quick);

@@ -98,11 +98,11 @@ static json_t *pairs_json(const struct bench_pairs *pairs)
 }
 
 static void add_measured(struct out_table *table, const double *seconds, uint32_t count,
-                         double unit)
+                         double unit, const char *unit_name)
 {
     const double middle = median_of(seconds, count);
     if (unit > 0)
-        out_table_cell(table, "%.0f tok/s", unit / middle);
+        out_table_cell(table, "%.0f %s", unit / middle, unit_name != NULL ? unit_name : "tok/s");
     else
         out_table_cell(table, "%.2f ms", middle * 1000);
 }
@@ -118,9 +118,9 @@ static void print_table(const struct ctl *ctl, const struct bench_pairs *pairs, 
         const struct bench_pairs *line = &pairs[i];
         const struct bench_ratio ratio = bench_pairs_ratio(line);
         out_table_cell(&table, "%s", line->what);
-        add_measured(&table, line->seconds, line->count, line->unit);
+        add_measured(&table, line->seconds, line->count, line->unit, line->unit_name);
         out_table_cell(&table, "%s", line->anchor);
-        add_measured(&table, line->anchor_seconds, line->count, line->anchor_unit);
+        add_measured(&table, line->anchor_seconds, line->count, line->anchor_unit, line->unit_name);
         out_table_cell(&table, "%.3f", ratio.median);
         out_table_cell(&table, "%.3f", ratio.min);
         out_table_cell(&table, "%.3f", ratio.max);

@@ -17,8 +17,9 @@ struct json_t;
 struct bench_pairs {
     char what[96];   /* What was measured. */
     char anchor[96]; /* What it is compared with. */
-    double unit;     /* Work done by one measured run (tokens); 0: seconds are printed instead. */
+    double unit;     /* Work done by one measured run; 0: seconds are printed instead. */
     double anchor_unit;
+    const char *unit_name; /* Of its speed; NULL: "tok/s". */
     double target; /* 0: none. */
     bool at_least; /* The ratio should be at least `target`; false: at most. */
     bool speed;    /* The ratio is of speeds (unit / seconds); false: of seconds. */

@@ -55,6 +55,13 @@ static void judge_stats(struct doctor *doctor, const Cached__Admin__V1__GetStats
                "for answers that mean something, run with a model",
                synthetic ? "%s: no model is run" : "%s, instructions %s, kernels %s",
                stats->engine_backend, stats->engine_isa, stats->engine_family);
+    const double refused = stats_sum(stats, "cached_io_memory_refused_errno", NULL);
+    doctor_add(doctor, "io", refused > 0 ? DOCTOR_WARN : DOCTOR_OK,
+               "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited",
+               refused > 0 ? "pages move by %s; the kernel registers no more memory for it (errno "
+                             "%.0f)"
+                           : "pages move by %s",
+               stats->io_backend, refused);
     if (is_virtual) {
         doctor_add(doctor, "clock mode", DOCTOR_WARN,
                    "set clock.mode = real; virtual is for replays, demos and tests",

@@ -141,6 +141,24 @@ static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats
     (void)printf("%-9s %-5s %s%s%s\n", "", "", ctl_yellow(ctl), tier->note, ctl_plain(ctl));
 }
 
+/* Which calls move pages, and what the kernel has been told of them. */
+static void print_io(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
+{
+    char used[OUT_TEXT_BYTES], given[OUT_TEXT_BYTES];
+    const double registered = stats_sum(s, "cached_io_memory_bytes", "registered");
+    const double refused = stats_sum(s, "cached_io_memory_refused_errno", NULL);
+
+    (void)printf("%-9s %s", "io", s->io_backend);
+    if (strcmp(s->io_backend, "io_uring") == 0)
+        (void)printf(", %s of %s of memory registered%s", out_bytes(used, (uint64_t)registered),
+                     out_bytes(given, (uint64_t)stats_sum(s, "cached_io_memory_bytes", "given")),
+                     refused > 0 ? "" : " (as it is used)");
+    if (refused > 0)
+        (void)printf("; %sthe kernel refuses more: errno %.0f%s", ctl_yellow(ctl), refused,
+                     ctl_plain(ctl));
+    (void)printf("\n");
+}
+
 static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
 {
     char uptime[OUT_TEXT_BYTES], fingerprint[OUT_TEXT_BYTES];
@@ -168,7 +186,7 @@ static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsR
     } else {
         (void)printf("%-9s %s\n", "clock", s->clock_mode);
     }
-    (void)printf("%-9s %s\n", "io", s->io_backend);
+    print_io(ctl, s);
 }
 
 static void print_engine(const Cached__Admin__V1__GetStatsResponse *s)
