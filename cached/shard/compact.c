@@ -9,18 +9,22 @@
  * evicted nor expired.  A session that a call works on is passed over; what is left of a segment is
  * for another time.
  *
+ * Where nothing in a segment was used for longer than any session keeps what it has, the same scan
+ * finds who lists its pages, and what expired of those is dropped: the segment goes as a whole.
+ *
  * The rate is bounded, and all of it ends when a save waits for room: closed segments are room.
  */
 
 #include "cached/shard/shard_internal.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/store/segments.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
 #define LOOK_NS 1000000000ull
-#define RETRY_NS 10000000000ull /* After a round that moved nothing. */
+#define RETRY_NS 60000000000ull /* After a round that moved nothing. */
 
 static uint64_t page_bytes(const struct shard *shard)
 {
@@ -32,9 +36,9 @@ static uint64_t page_bytes(const struct shard *shard)
 static bool is_allowed(const struct shard *shard)
 {
     const struct kv_manifest_stats manifest = kv_manifest_stats(shard->store->manifest);
-    return shard->options.compact_below_thousandths > 0 && shard->waiting_first == NULL &&
-           !shard->evict.is_evicting && !kv_ssd_usage(shard->store->ssd).read_only &&
-           !manifest.failed && !manifest.no_room && !shard->slow && !atomic_load(&shard->stopping);
+    return shard->waiting_first == NULL && !shard->evict.is_evicting &&
+           !kv_ssd_usage(shard->store->ssd).read_only && !manifest.failed && !manifest.no_room &&
+           !shard->slow && !atomic_load(&shard->stopping);
 }
 
 /* Free pages that saves may need while segments are closed, as far as no more files can be made. */
@@ -48,9 +52,30 @@ static uint32_t reserve_of(const struct shard *shard)
     return want - KV_MIN(more, want);
 }
 
+/* Segments beyond every life: what lists their pages is dropped, wherever it is. */
+static bool choose_expired(struct shard *shard)
+{
+    struct kv_store *store = shard->store;
+    const uint32_t count = kv_ssd_segment_max(store->ssd);
+    uint32_t chosen = 0;
+    for (uint32_t i = 0; i < count && chosen < KV_COMPACT_SEGMENTS_MAX; i++) {
+        const struct kv_segment segment = kv_store_segment(store, i);
+        if (segment.pages_used == 0) continue;
+        if (!kv_compact_expired(segment.used_ms, store->life_max_ms, kv_store_now_ms(store)))
+            continue;
+        kv_ssd_segment_close(store->ssd, i);
+        chosen++;
+    }
+    shard->compact.segments = chosen;
+    shard->compact.expires = chosen > 0;
+    return chosen > 0;
+}
+
 /* True: segments are closed. */
 static bool choose(struct shard *shard)
 {
+    if (choose_expired(shard)) return true;
+    if (shard->options.compact_below_thousandths == 0) return false;
     struct kv_ssd *ssd = shard->store->ssd;
     const uint32_t count = kv_ssd_segment_max(ssd);
     const struct kv_compact_options options = {
@@ -91,7 +116,10 @@ static void round_end(struct shard *shard)
     const uint64_t now_ns = kv_clock_stopwatch_ns();
     let_session_go(shard);
     kv_ssd_segments_open(shard->store->ssd);
-    if (compact->moved > 0) {
+    if (compact->moved > 0 && compact->expires) {
+        kv_log(shard->options.log, KV_LOG_INFO, "segments_expired", "segments=%u pages=%llu",
+               compact->segments, (unsigned long long)compact->moved);
+    } else if (compact->moved > 0) {
         shard->counters.compact_rounds++;
         kv_log(shard->options.log, KV_LOG_INFO, "compacted", "segments=%u pages=%llu",
                compact->segments, (unsigned long long)compact->moved);
@@ -212,9 +240,27 @@ static void session_start(struct shard *shard)
     }
 }
 
+static void drop_expired(struct shard *shard)
+{
+    struct kv_session *session = shard->compact.session;
+    struct kv_store *store = shard->store;
+    const uint32_t before = store->freeing;
+    struct kv_node *node = NULL;
+    while ((node = kv_index_node_next(session, node)) != NULL) {
+        if (kv_index_expired(node, kv_store_now_ms(store))) shard_before_drop(session, node);
+    }
+    kv_store_drop_expired(store, session);
+    shard->compact.moved += store->freeing - before;
+    session_next(shard);
+}
+
 static void move_next(struct shard *shard)
 {
     struct compact *compact = &shard->compact;
+    if (compact->expires) {
+        drop_expired(shard);
+        return;
+    }
     uint32_t pages[KV_MOVE_PAGES_MAX];
     const uint32_t count = collect(shard, compact->session, pages);
     if (count == 0) {

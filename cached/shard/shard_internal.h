@@ -363,6 +363,7 @@ struct compact {
     uint64_t held_ns;           /* since this. */
     bool has_last;
     struct compact_page last; /* Of its pages, the last one looked at. */
+    bool expires;             /* What is in them is dropped, not moved. */
     bool is_over;             /* Something failed. */
     uint64_t moved;           /* Pages, in this round. */
     uint64_t look_ns;         /* Not before this. */

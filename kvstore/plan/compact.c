@@ -61,6 +61,11 @@ uint32_t kv_compact_choose(const struct kv_compact_segment *segments, uint32_t c
     return chosen;
 }
 
+bool kv_compact_expired(uint64_t used_ms, uint64_t life_ms, uint64_t now_ms)
+{
+    return now_ms > used_ms && now_ms - used_ms > life_ms;
+}
+
 uint64_t kv_compact_next_ns(uint64_t next_ns, uint64_t now_ns, uint64_t bytes,
                             uint64_t bytes_per_second)
 {

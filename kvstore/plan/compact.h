@@ -35,6 +35,10 @@ uint32_t kv_compact_choose(const struct kv_compact_segment *segments, uint32_t c
                            const struct kv_compact_options *options,
                            uint32_t ret_numbers[KV_COMPACT_SEGMENTS_MAX]);
 
+/* Whether nothing in a segment can be used any more: its latest use is longer ago than any session
+ * of the store keeps what it has.  It goes as a whole then, whatever lives in the others. */
+bool kv_compact_expired(uint64_t used_ms, uint64_t life_ms, uint64_t now_ms);
+
 /* Since nothing may be saved up, a pause does not make the next second faster.  Returns when the
  * next bytes may move; next_ns: what the last call returned, 0 at first. */
 uint64_t kv_compact_next_ns(uint64_t next_ns, uint64_t now_ns, uint64_t bytes,

@@ -97,6 +97,7 @@ struct kv_store {
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
+    uint64_t life_max_ms;               /* The longest ttl of any session since the start. */
     bool must_resume;                   /* A batch failed on a full file system. */
     uint32_t freeing;                   /* SSD pages that are free when their batch is durable. */
     enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */

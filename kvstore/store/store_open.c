@@ -153,6 +153,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     kv_index_session_pages(visit->store->index, session,
                            record.checkpoints == 0 ? 0 : kv_pages_for(record.head_tokens));
     kv_timeline_saw(&visit->store->time, record.used_ms);
+    visit->store->life_max_ms = KV_MAX(visit->store->life_max_ms, record.ttl_ms);
     visit->store->recovery.sessions++;
     return KV_OK;
 }

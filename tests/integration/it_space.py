@@ -276,6 +276,40 @@ def compaction_empties_what_hardly_lives():
 
 
 @case
+def segments_beyond_every_life_go_as_a_whole():
+    """A branch left behind in a session that goes on: nobody asks for it and the session is not due,
+    but when its segments were not used for longer than the longest ttl they are free."""
+    hour = 3600000
+    box = small({"ssd.bytes": "16MiB"})
+    client = box.client()
+    talk, base = Talk(client, "s"), tokens(640)
+    equal(talk.prefill(base).save_reason, "", "the root")
+    equal(talk.prefill(base + tokens(128 * 100)).save_reason, "", "a branch of 100 pages")
+    history = base + tokens(640)
+    equal(talk.prefill(history).save_reason, "", "another one")
+    talk.close()
+    box.advance(50 * hour)
+    got = talk.prefill(history + tokens(10))
+    check(got.hit_tokens >= 1278, f"the session is used after 50 h: {got.hit_tokens}")
+    talk.close()
+    used = box.tier("ssd").items_used
+    check(used >= 110, f"pages in use: {used}")
+    box.advance(30 * hour)
+    end = time.monotonic() + 15
+    while box.tier("ssd").items_used > 20 and time.monotonic() < end:
+        time.sleep(0.1)
+    check(box.tier("ssd").items_used <= 20, f"pages in use: {box.tier('ssd').items_used}")
+    check("event=segments_expired" in box.log(), "the log says so")
+    got = talk.prefill(history + tokens(20))
+    check(got.hit_tokens >= 1278, f"the rest is there: {got.hit_tokens}")
+    box.crash()
+    equal(box.stats().dropped_checkpoints, 0, "dropped after a crash")
+    well(box, "after expiry of segments")
+    box.stop()
+    verified(box)
+
+
+@case
 def compaction_keeps_to_its_rate_and_gives_way():
     """At 1 MiB/s a megabyte takes a second, and saves that need the room have it at once."""
     box = small({"ssd.bytes": "16MiB", "pool.ttl": "1s", "ssd.compact_rate": "1MiB"})

@@ -121,8 +121,24 @@ static void test_pace(void)
     EXPECT(bytes >= 10 * rate * 3 / 4);
 }
 
+static void test_expired(void)
+{
+    const struct {
+        uint64_t used_ms, life_ms, now_ms;
+        bool want;
+    } cases[] = {
+        {1000, 500, 1000, false}, {1000, 500, 1500, false}, {1000, 500, 1501, true},
+        {2000, 500, 1000, false}, /* The clock went back. */
+        {0, 0, 0, false},         {0, 0, 1, true},          {5, UINT64_MAX, 9, false},
+    };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(cases); i++)
+        EXPECT(kv_compact_expired(cases[i].used_ms, cases[i].life_ms, cases[i].now_ms) ==
+               cases[i].want);
+}
+
 int main(void)
 {
+    test_expired();
     test_table();
     test_random();
     test_pace();
