@@ -36,6 +36,10 @@ enum request_method {
     REQUEST_GET_SESSION,
     REQUEST_GET_STATS,
     REQUEST_ADVANCE_CLOCK,
+    REQUEST_SCRUB,
+    REQUEST_DISK_USAGE,
+    REQUEST_DELETE_SESSION,
+    REQUEST_ERASE_USER,
     REQUEST_METHOD_COUNT,
 };
 
@@ -50,6 +54,9 @@ enum request_kind {
     KIND_MANUAL,
     KIND_BRANCH
 };
+
+/* Same numbers as in admin.proto. */
+enum request_scrub_action { SCRUB_UNSPECIFIED, SCRUB_STATUS, SCRUB_START, SCRUB_STOP };
 
 /* Token ids in the arena, aligned, in host order; rpc has checked each against the vocabulary. */
 struct request_tokens {
@@ -156,6 +163,22 @@ struct request_in {
         struct {
             uint64_t ms;
         } advance;
+        struct {
+            enum request_scrub_action action;
+            uint64_t rate_bytes; /* 0: as configured. */
+        } scrub;
+        struct {
+            bool has_user; /* By session of this one; else by user. */
+            struct kv_user_id user;
+            const char *user_name;
+            bool has_after; /* Page token: last session of the previous answer. */
+            struct kv_session_id after;
+        } usage;
+        struct {
+            bool dry_run;
+            struct kv_user_id user; /* EraseUser. */
+            const char *user_name;
+        } remove;
     } u;
 };
 
@@ -193,6 +216,43 @@ struct request_stats {
     uint32_t start_percent;
 };
 
+/* A place that is given to nobody any more; texts in the arena. */
+struct request_quarantined {
+    uint32_t segment, ssd_page, owners;
+    uint64_t offset, generation, age_ms;
+    const char *found_by, *cause;
+};
+struct request_scrub {
+    bool running, changed, stopping;
+    uint64_t rate_bytes, elapsed_ms;
+    uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
+    uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
+    uint64_t quarantined_pages;
+    const struct request_quarantined *listed; /* Arena. */
+    uint32_t listed_count;
+};
+
+/* What a removal removed, or would. */
+struct request_receipt {
+    bool found; /* EraseUser: there was such a user. */
+    uint64_t sessions, checkpoints, bytes;
+};
+
+/* Bytes on SSD of a user, or of one session. */
+struct request_usage_row {
+    struct kv_user_id user_id;
+    const char *user, *session; /* Arena; session "" where rows are users. */
+    uint64_t sessions, checkpoints, live_pages, expired_pages;
+};
+struct request_usage {
+    bool own; /* Asked by a harness: rows only. */
+    uint64_t bytes_max, bytes_files, page_bytes, pages_free, pages_used, pages_quarantined;
+    struct request_usage_row *rows; /* Arena. */
+    uint32_t row_count;
+    bool more;
+    struct kv_session_id after;
+};
+
 struct request_out {
     struct request_failure failure;
     struct request_times times;
@@ -225,8 +285,11 @@ struct request_out {
     struct kv_session_id list_last;
     bool has_head_checkpoint;
     struct kv_checkpoint_id head_checkpoint;
-    struct request_stats *stats; /* Arena. */
-    uint64_t wall_ms;            /* AdvanceClock. */
+    struct request_stats *stats;    /* Arena. */
+    uint64_t wall_ms;               /* AdvanceClock. */
+    struct request_scrub *scrub;    /* Arena. */
+    struct request_usage *usage;    /* Arena. */
+    struct request_receipt receipt; /* DeleteSession, EraseUser. */
 };
 
 struct request {
@@ -235,6 +298,7 @@ struct request {
     struct kv_arena *arena;
     struct kv_user_id user;
     const char *user_name;
+    bool is_ops;          /* Its token has role ops. */
     uint64_t deadline_ns; /* kv_clock_stopwatch_ns() after which nobody waits. */
     /* Client gone or deadline passed: set by rpc; or the session is being closed: set by the shard.
      * Polled by shard and worker. */

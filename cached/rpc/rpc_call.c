@@ -365,6 +365,7 @@ static bool identify(struct rpc_call *call)
     }
     req->user = identity->user;
     req->user_name = identity->user_name;
+    req->is_ops = (identity->roles & AUTH_ROLE_OPS) != 0;
     return true;
 }
 

@@ -498,6 +498,82 @@ static bool decode_clock(struct decoder *d)
     return true;
 }
 
+static bool decode_scrub(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__ScrubRequest *m =
+        unpack(d, &cached__admin__v1__scrub_request__descriptor);
+    if (m == NULL) return false;
+    if ((int)m->action < SCRUB_STATUS || (int)m->action > SCRUB_STOP) {
+        request_fail(req, KV_REASON_SCRUB_INVALID, "action", "1 to 3",
+                     request_u64(req, (uint32_t)m->action), NULL);
+        return false;
+    }
+    const bool is_start = (int)m->action == SCRUB_START;
+    const bool in_range = m->rate_bytes >= KV_SCRUB_RATE_MIN && m->rate_bytes <= KV_SCRUB_RATE_MAX;
+    if (m->rate_bytes != 0 && !(is_start && in_range)) {
+        request_fail(req, KV_REASON_SCRUB_INVALID, "rate_bytes",
+                     is_start ? "1048576 to 68719476736" : "0", request_u64(req, m->rate_bytes),
+                     NULL);
+        return false;
+    }
+    req->in.u.scrub.action = (enum request_scrub_action)m->action;
+    req->in.u.scrub.rate_bytes = m->rate_bytes;
+    return true;
+}
+
+/* A name as the token file may have it. */
+static bool take_user(struct request *req, const char *name)
+{
+    const size_t count = strlen(name);
+    const size_t good =
+        strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
+    if (count >= 1 && count <= KV_USER_NAME_MAX && good == count) return true;
+    request_fail(req, KV_REASON_USER_INVALID, "user", "1 to 64 of [A-Za-z0-9._-]",
+                 request_u64(req, count), NULL);
+    return false;
+}
+
+static bool decode_usage(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__DiskUsageRequest *m =
+        unpack(d, &cached__admin__v1__disk_usage_request__descriptor);
+    if (m == NULL) return false;
+    req->in.u.usage.has_user = m->user[0] != '\0';
+    if (req->in.u.usage.has_user && !take_user(req, m->user)) return false;
+    req->in.u.usage.user_name = m->user;
+    if (req->in.u.usage.has_user) req->in.u.usage.user = kv_user_id_of(m->user);
+    req->in.u.usage.has_after = m->page_token[0] != '\0';
+    if (!req->in.u.usage.has_after || parse_page_token(m->page_token, &req->in.u.usage.after))
+        return true;
+    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
+                 request_u64(req, strlen(m->page_token)), NULL);
+    return false;
+}
+
+static bool decode_delete(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__DeleteSessionRequest *m =
+        unpack(d, &cached__session__v1__delete_session_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    req->in.u.remove.dry_run = m->dry_run;
+    return check_request_id(req, m->request_id);
+}
+
+static bool decode_erase(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__EraseUserRequest *m =
+        unpack(d, &cached__admin__v1__erase_user_request__descriptor);
+    if (m == NULL || !take_user(req, m->user)) return false;
+    req->in.u.remove.user = kv_user_id_of(m->user);
+    req->in.u.remove.user_name = m->user;
+    req->in.u.remove.dry_run = m->dry_run;
+    return true;
+}
+
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
@@ -507,6 +583,8 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
         [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
         [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

@@ -238,7 +238,17 @@ static const ProtobufCMessage *encode_close(struct request *req)
     return &m->base;
 }
 
-static char *page_token(struct kv_arena *arena, const struct kv_session_id *id)
+static const ProtobufCMessage *encode_delete(struct request *req)
+{
+    Cached__Session__V1__DeleteSessionResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__DELETE_SESSION_RESPONSE__INIT);
+    m->bytes = req->out.receipt.bytes;
+    m->checkpoints = req->out.receipt.checkpoints;
+    m->deleted = req->out.receipt.sessions > 0;
+    return &m->base;
+}
+
+char *rpc_page_token(struct kv_arena *arena, const struct kv_session_id *id)
 {
     static const char digits[] = "0123456789abcdef";
     char *token = kv_arena_alloc(arena, 2 * sizeof(id->bytes) + 1);
@@ -263,7 +273,7 @@ static const ProtobufCMessage *encode_list(struct request *req)
         if (m->sessions[i] == NULL) return NULL;
     }
     if (!out->list_more) return &m->base;
-    m->next_page_token = page_token(req->arena, &out->list_last);
+    m->next_page_token = rpc_page_token(req->arena, &out->list_last);
     return m->next_page_token == NULL ? NULL : &m->base;
 }
 
@@ -316,6 +326,14 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return rpc_encode_stats(req, about, snapshot);
     case REQUEST_ADVANCE_CLOCK:
         return encode_clock(req);
+    case REQUEST_SCRUB:
+        return rpc_encode_scrub(req);
+    case REQUEST_DISK_USAGE:
+        return rpc_encode_usage(req);
+    case REQUEST_DELETE_SESSION:
+        return encode_delete(req);
+    case REQUEST_ERASE_USER:
+        return rpc_encode_erase(req);
     case REQUEST_METHOD_COUNT:
         break;
     }

@@ -32,6 +32,14 @@ const ProtobufCMessage *rpc_encode_stats(struct request *req, const struct rpc_a
 const ProtobufCMessage *rpc_encode_config(struct kv_arena *arena,
                                           const struct rpc_setting *settings, uint32_t count);
 
+/* rpc_encode_ops.c */
+const ProtobufCMessage *rpc_encode_scrub(struct request *req);
+const ProtobufCMessage *rpc_encode_usage(struct request *req);
+const ProtobufCMessage *rpc_encode_erase(struct request *req);
+
+/* Where a list goes on: behind this session. NULL: the arena is exhausted. */
+char *rpc_page_token(struct kv_arena *arena, const struct kv_session_id *id);
+
 /* google.rpc.Status of a failed request, packed.  data NULL: the arena is exhausted. */
 struct kv_bytes rpc_encode_failure(struct request *req);
 

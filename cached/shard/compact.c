@@ -201,7 +201,8 @@ static void moved(void *context, uint32_t pages, kv_status status)
 static bool is_free(const struct kv_session *session)
 {
     const struct live *live = session->live;
-    if (session->busy != NULL || session->flows > 0 || session->commits > 0) return false;
+    if (session->deleting || session->busy != NULL || session->flows > 0 || session->commits > 0)
+        return false;
     return live == NULL || (!live->busy && live->holder == NULL);
 }
 

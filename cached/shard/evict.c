@@ -34,8 +34,8 @@ static struct kv_evict_facts facts_of(const struct shard *shard, const struct kv
         .is_expired = sweep_is_due(shard, session),
         .is_idle = live != NULL && !live->busy && live->holder == NULL,
         .is_saving = session->commits > 0 && commit_waits(shard, session),
-        .is_in_use = session->busy != NULL || session->flows > 0 || session->commits > 0 ||
-                     session->load == KV_LOAD_RUNNING ||
+        .is_in_use = session->deleting || session->busy != NULL || session->flows > 0 ||
+                     session->commits > 0 || session->load == KV_LOAD_RUNNING ||
                      (live != NULL && (live->busy || live->holder != NULL)),
     };
 }

@@ -73,7 +73,14 @@ bool flow_find_session(struct flow *flow)
     /* A session of another user has another id: it is not found, like one that never was. */
     struct kv_session *session = kv_index_session_find(flow->shard->store->index, &req->in.session);
     if (session == NULL) {
-        flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "session_id", NULL, req->in.session_name);
+        const bool deleted = deleted_is(flow->shard, &req->in.session);
+        flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "session_id", NULL,
+                  deleted ? kv_reason_info(KV_REASON_DELETED)->name : req->in.session_name);
+        return false;
+    }
+    if (session->deleting) {
+        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, session->name);
+        req->out.failure.retry_ms = 50;
         return false;
     }
     /* A Rollback raises the epoch: repeated after a lost answer it still carries the old one, and

@@ -7,6 +7,7 @@
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,6 +77,8 @@ static struct kv_session *session_make(struct flow *flow, uint8_t kind, uint64_t
     struct kv_user *user = kv_index_user_find(store->index, &req->user);
     if (user == NULL) user = kv_index_user_add(store->index, &req->user, NULL);
     if (user == NULL) return NULL;
+    (void)snprintf(user->name, sizeof(user->name), "%s", req->user_name);
+    deleted_forget(flow->shard, &req->in.session);
     struct kv_session *session =
         kv_index_session_add(store->index, &req->in.session, user, req->in.session_name, parent);
     if (session == NULL) return NULL;
@@ -97,6 +100,13 @@ void flow_open_session(struct flow *flow)
     const char *parent = req->in.u.open.parent_name == NULL ? "" : req->in.u.open.parent_name;
 
     struct kv_session *session = kv_index_session_find(shard->store->index, &req->in.session);
+    const struct kv_user *user = kv_index_user_find(shard->store->index, &req->user);
+    if ((session != NULL && session->deleting) || (user != NULL && user->erasing)) {
+        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, req->in.session_name);
+        req->out.failure.retry_ms = 50;
+        flow_finish(flow);
+        return;
+    }
     req->out.created = session == NULL;
     if (session == NULL) session = session_make(flow, kind, ttl_ms, parent);
     if (session == NULL) {

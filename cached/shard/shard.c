@@ -33,6 +33,10 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_GET_SESSION] = flow_get_session,
     [REQUEST_GET_STATS] = flow_get_stats,
     [REQUEST_ADVANCE_CLOCK] = flow_advance_clock,
+    [REQUEST_SCRUB] = flow_scrub,
+    [REQUEST_DISK_USAGE] = flow_disk_usage,
+    [REQUEST_DELETE_SESSION] = flow_delete_session,
+    [REQUEST_ERASE_USER] = flow_erase_user,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -75,6 +79,7 @@ void shard_destroy(struct shard *shard)
     }
     free(shard->lives);
     free(shard->compact.sessions);
+    kv_scrub_destroy(shard->scrub.run);
     free(shard);
 }
 
@@ -267,6 +272,7 @@ void shard_run(void *context)
             sweep_tick(shard);
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
+        delete_tick(shard);
         slots_give(shard);
         slots_wake(shard);
         const bool evicts = evict_tick(shard);
@@ -274,7 +280,10 @@ void shard_run(void *context)
         const bool compacts = compact_tick(shard);
         const bool more = evicts || compacts || ran == MESSAGES_PER_TURN ||
                           shard->sweep_waiters != NULL || shard->woken_first != NULL;
-        const int wait_ms = more ? 0 : TICK_MS;
+        const uint64_t scrub_ns = scrub_tick(shard);
+        /* Rounded up: the pace catches up, a loop that spins for it does not. */
+        const uint64_t scrub_ms = scrub_ns == 0 ? 0 : scrub_ns / 1000000u + 1;
+        const int wait_ms = more ? 0 : (int)KV_MIN(scrub_ms, (uint64_t)TICK_MS);
         (void)kv_disk_run(shard->options.disk, kv_mailbox_fd(shard->options.mailbox), wait_ms);
     }
     kv_store_rest(shard->store);

@@ -265,6 +265,10 @@ void flow_list_sessions(struct flow *flow);
 void flow_get_session(struct flow *flow);
 void flow_get_stats(struct flow *flow);
 void flow_advance_clock(struct flow *flow);
+void flow_scrub(struct flow *flow);
+void flow_disk_usage(struct flow *flow);
+void flow_delete_session(struct flow *flow);
+void flow_erase_user(struct flow *flow);
 
 /* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
  * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only
@@ -379,6 +383,37 @@ bool compact_tick(struct shard *shard);
 void patience_tick(struct shard *shard);
 /* The save of its session hangs, and it can do without: a turn, or what refuses at once. */
 bool patience_is_over(const struct flow *flow);
+/* ---- scrub ---- */
+
+struct scrub {
+    struct kv_scrub *run; /* NULL: none runs. */
+    bool stopping;        /* It ends when nothing is in flight. */
+    bool loading;         /* The tree of a finding is on its way. */
+    uint64_t retry_ns;    /* The last one could not be loaded: not again before this. */
+    uint64_t rate_bytes;
+    uint64_t started_ns, ended_ns; /* Stopwatch; of the last run, ended_ns 0: it goes on. */
+    struct kv_scrub_progress last; /* Of the last run, when it ended. */
+    uint64_t damaged, dropped;     /* Of the run: pages that were bad, checkpoints that went. */
+    uint64_t passes, full_ns;      /* Whole ones since the start; when the last one ended. */
+    struct kv_scrub_finding pending[KV_SCRUB_PENDING_MAX];
+    uint32_t pending_count;
+};
+
+/* Once a loop turn.  Returns the nanoseconds until it wants the next one; UINT64_MAX: none. */
+uint64_t scrub_tick(struct shard *shard);
+/* Seconds since a whole pass ended, or since the start where none did. */
+double scrub_age_s(const struct shard *shard);
+
+/* ---- delete ---- */
+
+struct removal;
+
+/* Removals whose session is at rest now go on. */
+void delete_tick(struct shard *shard);
+/* Sessions deleted since the start, the last KV_DELETED_MAX: they can say so. */
+void deleted_remember(struct shard *shard, const struct kv_session_id *id);
+bool deleted_is(const struct shard *shard, const struct kv_session_id *id);
+void deleted_forget(struct shard *shard, const struct kv_session_id *id);
 
 /* ---- the shard ---- */
 
@@ -405,6 +440,7 @@ struct shard_counters {
     uint64_t compact_rounds;           /* That moved something. */
     uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
     uint64_t late_saves;               /* Not waited for. */
+    uint64_t sessions_deleted;
 };
 
 enum shard_latency {
@@ -438,6 +474,10 @@ struct shard {
     uint32_t waiting_count, waiting_pages;
     struct evict evict;
     struct compact compact;
+    struct scrub scrub;
+    struct removal *removals; /* Under way. */
+    struct kv_session_id deleted[KV_DELETED_MAX];
+    uint64_t deleted_next;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COUNTERS_MAX 128u
+#define COUNTERS_MAX 160u
 
 static void add(struct request_stats *stats, const char *name, const char *labels, double value,
                 const char *help)
@@ -84,6 +84,8 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Plans made weaker because stored bytes were missing or damaged.");
     add(stats, "cached_failed_requests_total", NULL, (double)counters->failures,
         "Requests that ended with an error.");
+    add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
+        "Sessions removed by DeleteSession and EraseUser.");
     add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
         "Idle live sessions put back to their last checkpoint to make room.");
     for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {
@@ -127,16 +129,16 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Bytes written to SSD.");
     add(stats, "cached_load_bytes_total", "tier=\"ssd\"", (double)store->bytes_loaded,
         "Bytes read from SSD.");
-    add(stats, "cached_checksum_failures_total", "tier=\"ssd\"", (double)store->corrupt_pages,
-        "Pages that were not what the index says.");
+    add(stats, "cached_checksum_failures_total", "tier=\"ssd\",where=\"read\"",
+        (double)store->corrupt_pages, "Pages that were not what the index says.");
     add(stats, "cached_ssd_late_total", "op=\"read\"", (double)store->late_reads,
         "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_ssd_late_total", "op=\"save\"", (double)shard->counters.late_saves,
         "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
         "Pages that could not be read; they stay stored.");
-    add(stats, "cached_checksum_failures_total", "tier=\"pool\"", (double)store->corrupt_images,
-        "Windows that failed verification.");
+    add(stats, "cached_checksum_failures_total", "tier=\"pool\",where=\"read\"",
+        (double)store->corrupt_images, "Windows that failed verification.");
     add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,
         "Checkpoints removed (expired, damaged).");
     add(stats, "cached_evictions_total", "tier=\"pool\",cause=\"capacity\"",
@@ -214,6 +216,33 @@ static void fill_space(struct shard *shard, struct request_stats *stats)
         "What the SSD tier may hold now: ssd.bytes, or less where its file system has less.");
     add(stats, "cached_ssd_file_bytes", NULL, (double)ssd.bytes_files,
         "Size of all segment files.");
+}
+
+static void fill_scrub(struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_store_counters *store = &shard->store->counters;
+    const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
+    add(stats, "cached_checksum_failures_total", "tier=\"ssd\",where=\"scrub\"",
+        (double)store->scrub_corrupt_pages, "Pages that were not what the index says.");
+    add(stats, "cached_scrub_read_failures_total", NULL, (double)store->scrub_unread_pages,
+        "Pages that a scrub could not read; they stay stored.");
+    add(stats, "cached_scrub_bytes_total", NULL, (double)store->scrubbed_bytes,
+        "Bytes that scrubs read and compared.");
+    add(stats, "cached_scrub_pages_total", NULL, (double)store->scrubbed_pages,
+        "Pages that scrubs read and compared.");
+    add(stats, "cached_scrub_passes_total", NULL, (double)shard->scrub.passes,
+        "Whole passes of the scrub.");
+    add(stats, "cached_scrub_running", NULL, shard->scrub.run != NULL, "A scrub runs now.");
+    add(stats, "cached_scrub_age_seconds", NULL, scrub_age_s(shard),
+        "Since the last whole pass ended; since the start where none did.");
+    add(stats, "cached_tier_free_bytes", "tier=\"ssd\"",
+        (double)ssd.pages_free * shard->layout->page_bytes,
+        "Places on SSD that are free, in the segment files that are there.");
+    add(stats, "cached_tier_quarantined_bytes", "tier=\"ssd\"",
+        (double)ssd.pages_quarantined * shard->layout->page_bytes,
+        "Places on SSD that are given to nobody any more.");
+    add(stats, "cached_quarantined_pages_total", NULL, (double)store->quarantined,
+        "Places that were quarantined since the start.");
 }
 
 /* What the start found; the same until the next one. */
@@ -390,6 +419,7 @@ void flow_get_stats(struct flow *flow)
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
     fill_space(flow->shard, stats);
+    fill_scrub(flow->shard, stats);
     fill_recovery(flow->shard, stats);
     fill_engine(flow->shard, stats);
     fill_latencies(flow->shard, stats);

@@ -35,6 +35,7 @@ bool sweep_is_due(const struct shard *shard, const struct kv_session *session)
     if (nodes == 0 && !is_forgotten(shard, session)) return false;
     if (session->load == KV_LOAD_RUNNING || now_ms < session->sweep_after_ms) return false;
     if (session->busy != NULL || session->flows > 0 || session->commits > 0) return false;
+    if (session->deleting) return false;
     return now_ms > session->used_ms + session->ttl_ms;
 }
 

@@ -62,6 +62,20 @@
 #define KV_VERIFY_TOKENS_MAX 8u    /* Of one step: a pending token and drafts behind it. */
 #define KV_DRAFTS_MAX (KV_VERIFY_TOKENS_MAX - 1u)
 
+#define KV_DELETED_MAX 1024u /* Ids of deleted sessions that answer DELETED. */
+
+/* DiskUsage, one answer: records looked at (a session is never cut), and rows. */
+#define KV_USAGE_RECORDS_MAX 65536u
+#define KV_USAGE_ROWS_MAX 1000u
+
+/* The scrub. */
+#define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */
+#define KV_SCRUB_RATE_MAX (64ull << 30)
+#define KV_SCRUB_BUFFER_BYTES (2u << 20) /* Pages in flight, at least two of them. */
+#define KV_SCRUB_DEPTH_MAX 32u           /* Pages in flight. */
+#define KV_SCRUB_PENDING_MAX 64u         /* Findings whose session is busy. */
+#define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
+
 /* Threads and I/O. */
 #define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
 #define KV_RING_DEPTH 128u

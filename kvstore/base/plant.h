@@ -19,6 +19,7 @@
     X(HEADER_UNBOUND, "header-unbound")           /* Nor user, position and what stands before. */ \
     X(TORN_RECORD, "torn-record")                 /* Nodes before their pages; both are loaded. */ \
     X(REUSE_BEFORE_DELETE, "reuse-before-delete") /* Old places are free before it is recorded. */ \
+    X(ACK_BEFORE_DELETE, "ack-before-delete")     /* A deletion, when it was handed over. */       \
     X(SEGMENTS_BEHIND, "segments-behind")         /* They lack what their batch takes. */          \
     X(TTL_ONLY_SWEPT, "ttl-only-swept")           /* Age is judged by the sweep, not at lookup. */ \
     /* Of disks: tests/seam/plant.h. */                                                            \

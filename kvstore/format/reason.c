@@ -212,6 +212,15 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(CLOCK_STEP_INVALID, INVALID_ARGUMENT,
            "A step of the clock is 1 ms to 365 days, and its time ends with the year 2099.",
            "Move the clock in several steps."),
+    REASON(SCRUB_INVALID, INVALID_ARGUMENT,
+           "The action of a Scrub call is unknown, or its rate is not 1 MiB to 64 GiB a second; "
+           "only a start takes a rate.",
+           "Use STATUS, START or STOP; name a rate with START only, or 0 for scrub.rate."),
+    REASON(USER_INVALID, INVALID_ARGUMENT,
+           "A user name is 1 to 64 bytes of letters, digits and any of . _ -.",
+           "Name a user of the token file."),
+    REASON(USER_NOT_FOUND, NOT_FOUND, "No user of that name has opened a session.",
+           "`cachectl du` lists those that have."),
     REASON(MODEL_LOST, UNAVAILABLE,
            "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",

@@ -31,8 +31,9 @@
 #define KV_SUPERBLOCK_BYTES (2u * KV_SUPERBLOCK_COPY_BYTES)
 
 /* Bits of `features` that this build knows. */
-#define KV_FEATURE_SEGMENTS 1ull /* Segment records: a start reads no trees. */
-#define KV_FEATURES_KNOWN KV_FEATURE_SEGMENTS
+#define KV_FEATURE_SEGMENTS 1ull   /* Segment records: a start reads no trees. */
+#define KV_FEATURE_QUARANTINE 4ull /* Records Q. */
+#define KV_FEATURES_KNOWN (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE)
 
 struct kv_superblock {
     struct kv_directory_id id;

@@ -36,7 +36,9 @@ struct kv_index {
     uint32_t page_free;                    /* Chained by position. */
     uint32_t user_count, session_count, node_count, page_count;
     uint32_t users_with_pages;
-    uint64_t heap_bytes; /* Page lists of nodes, names. */
+    uint64_t bytes_max;
+    uint64_t heap_bytes;    /* Page lists of nodes. */
+    uint64_t session_bytes; /* Entries of users and sessions, and names. */
     kv_index_page_free_fn *page_freed;
     void *page_freed_context;
 };
@@ -54,6 +56,7 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     struct kv_index *index = calloc(1, sizeof(*index));
     if (index == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the index");
     index->model = options->model;
+    index->bytes_max = options->bytes;
     index->kernels = options->kernels;
     index->sessions_max = options->sessions_max;
     index->nodes_max = (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
@@ -130,7 +133,19 @@ struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_i
     user->next = *bucket;
     *bucket = user;
     index->user_count++;
+    index->session_bytes += sizeof(*user);
     return user;
+}
+
+void kv_index_user_remove(struct kv_index *index, struct kv_user *user)
+{
+    struct kv_user **link = &index->users[kv_load32(user->id.bytes) % USER_BUCKETS];
+    while (*link != user)
+        link = &(*link)->next;
+    *link = user->next;
+    index->user_count--;
+    explicit_bzero(user, sizeof(*user)); /* Salt and name. */
+    free(user);
 }
 
 struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv_session_id *id)
@@ -161,7 +176,7 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
     session->next = *bucket;
     *bucket = session;
     index->session_count++;
-    index->heap_bytes += sizeof(*session) + strlen(name) + strlen(parent_name) + 2;
+    index->session_bytes += sizeof(*session) + strlen(name) + strlen(parent_name) + 2;
     return session;
 }
 
@@ -185,7 +200,7 @@ void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
         link = &(*link)->next;
     *link = session->next;
     index->session_count--;
-    index->heap_bytes -=
+    index->session_bytes -=
         sizeof(*session) + strlen(session->name) + strlen(session->parent_name) + 2;
     session_free(session);
 }
@@ -471,9 +486,21 @@ struct kv_index_usage kv_index_usage(const struct kv_index *index)
         .nodes_max = index->nodes_max,
         .pages = index->page_count,
         .pages_max = index->pages_max,
-        .bytes = index->heap_bytes + (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
+        .bytes_sessions = index->session_bytes,
+        .bytes = index->session_bytes + index->heap_bytes +
+                 (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
                  (uint64_t)index->pages_touched * sizeof(struct kv_page),
     };
+}
+
+bool kv_index_has_room(const struct kv_index *index, uint32_t nodes, uint32_t pages)
+{
+    const uint64_t node_count = index->node_count + (uint64_t)nodes;
+    const uint64_t page_count = index->page_count + (uint64_t)pages;
+    const uint64_t beside = KV_MIN(index->session_bytes, index->bytes_max / 4 * 3);
+    return node_count <= index->nodes_max && page_count <= index->pages_max &&
+           node_count * sizeof(struct kv_node) + page_count * sizeof(struct kv_page) <=
+               index->bytes_max - beside;
 }
 
 uint64_t kv_index_kernels(const struct kv_index *index)

@@ -44,8 +44,10 @@ struct kv_page {
 struct kv_user {
     struct kv_user_id id;
     uint8_t salt[32];
-    struct kv_digest root; /* D_0 of this user and the model served now. */
-    uint32_t pages;        /* Of all sessions, as below. */
+    struct kv_digest root;           /* D_0 of this user and the model served now. */
+    char name[KV_USER_NAME_MAX + 1]; /* Set by whoever adds it; "" in tests. */
+    bool erasing;                    /* No session of it is made. */
+    uint32_t pages;                  /* Of all sessions, as below. */
     struct kv_user *next;
 };
 
@@ -103,6 +105,7 @@ struct kv_session {
     void *busy;     /* The request that has the session. */
     bool fell_back; /* The head was ahead of what is saved and was lost: a Decode would go on
                        from somewhere else than its caller thinks. */
+    bool deleting;  /* Its records are on their way out: nobody may begin anything with it. */
     uint64_t sweep_after_ms; /* A load by the sweep failed: not again before this. */
     uint32_t commits;        /* In flight. */
     uint32_t flows;          /* Requests under way on it: it is not unloaded. */
@@ -128,6 +131,9 @@ struct kv_user *kv_index_user_find(struct kv_index *index, const struct kv_user_
 /* salt NULL: a fresh random one.  NULL: out of memory. */
 struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_id *id,
                                   const uint8_t salt[32]);
+
+/* It has no session. */
+void kv_index_user_remove(struct kv_index *index, struct kv_user *user);
 
 struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv_session_id *id);
 /* NULL: KV_SESSIONS_MAX or memory reached. */
@@ -188,7 +194,11 @@ struct kv_index_usage {
     uint32_t users, sessions, nodes, nodes_max, pages, pages_max;
     uint32_t users_with_pages;
     uint64_t bytes;
+    uint64_t bytes_sessions; /* Of them: entries of users and sessions, with names. */
 };
+/* Whether so many more nodes and pages fit the tables and, beside the sessions, the budget.  Trees
+ * have a quarter of it in any case. */
+bool kv_index_has_room(const struct kv_index *index, uint32_t nodes, uint32_t pages);
 struct kv_index_usage kv_index_usage(const struct kv_index *index);
 uint64_t kv_index_model_tag(const struct kv_index *index);
 uint64_t kv_index_kernels(const struct kv_index *index);

@@ -17,6 +17,7 @@
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/plant.h"
 #include "kvstore/format/layout.h"
+#include "kvstore/format/quarantine.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
@@ -70,6 +71,8 @@ struct kv_store_counters {
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
     uint64_t moved_pages;         /* By compaction. */
     uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
+    uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
+    uint64_t quarantined; /* Places, since the start. */
 };
 
 struct kv_batches {
@@ -103,7 +106,10 @@ struct kv_store {
     enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */
     uint32_t reads_late;                /* Pages that the kernel has and nobody waits for. */
     bool unloading;                     /* Pages that go now leave memory only. */
-    bool told_refused;                  /* That memory is not registered for I/O. */
+    /* Of the quarantined places the first KV_QUARANTINE_LISTED_MAX; store_quarantine.c. */
+    struct kv_record_quarantine *quarantined;
+    uint32_t quarantined_count;
+    bool told_refused; /* That memory is not registered for I/O. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
@@ -149,8 +155,11 @@ kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_i
                                uint64_t uid) KV_MUST_CHECK;
 kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
+kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *user) KV_MUST_CHECK;
 /* An SSD page to free once the batch is durable. */
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
+kv_status kv_batch_quarantine(struct kv_batch *batch,
+                              const struct kv_record_quarantine *record) KV_MUST_CHECK;
 /* It tells when what was posted before it is durable, and is written wherever that is. */
 void kv_batch_barrier(struct kv_batch *batch);
 /* KV_BUSY: the file system has no room for it, and nothing was written. */
@@ -217,6 +226,66 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why);
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
+
+/* ---- store_quarantine.c: places that are given to nobody any more ---- */
+
+/* The bytes on disk of a page object are wrong.  Once a place: its file, offset, cause and owners
+ * are logged, it is recorded with the next removals, and from now on nobody gets it.  What lists
+ * the page is dropped by the caller. */
+void kv_store_quarantine(struct kv_store *store, uint32_t page, enum kv_found_by found_by,
+                         const char *cause);
+/* Checkpoints of its session whose rows are in the page: those that list it, and those below that
+ * list no other one for its position. */
+uint32_t kv_store_page_owners(const struct kv_store *store, uint32_t page);
+
+/* ---- store_scrub.c: everything stored is read and compared, in the background ---- */
+
+/* A page that is not what its record says.  By the time this is looked at it may have been written
+ * elsewhere or removed: kv_scrub_current() knows, when the tree is loaded. */
+struct kv_scrub_finding {
+    struct kv_session_id session;
+    uint64_t uid, generation;
+    uint32_t ssd_page;
+    bool missing; /* Its file ends before it: nothing is wrong with the place. */
+    char cause[KV_QUARANTINE_CAUSE_MAX + 1];
+};
+typedef void kv_scrub_found_fn(void *context, const struct kv_scrub_finding *finding);
+
+struct kv_scrub_options {
+    struct kv_store *store;
+    uint64_t rate_bytes;      /* A second; at least 1. */
+    kv_scrub_found_fn *found; /* On the shard; must not destroy the scrub. */
+    void *context;
+};
+
+struct kv_scrub_progress {
+    uint64_t pages_total;          /* In use when it began. */
+    uint64_t pages, bytes;         /* Read. */
+    uint64_t bad, unread, leaving; /* Not what their record says; that the device did not give;
+                                      gone before they were read. */
+    kv_status status;              /* Of the scan of records; KV_OK. */
+    bool done;                     /* All were seen, nothing is in flight. */
+};
+
+struct kv_scrub;
+/* One pass.  Memory: one buffer of records and at most KV_SCRUB_BUFFER_BYTES of pages. */
+kv_status kv_scrub_create(const struct kv_scrub_options *options,
+                          struct kv_scrub **ret_scrub) KV_MUST_CHECK;
+void kv_scrub_destroy(struct kv_scrub *scrub); /* Nothing in flight. */
+/* Starts what the pace allows.  Once a loop turn; `hold` starts nothing. */
+void kv_scrub_step(struct kv_scrub *scrub, uint64_t now_ns, bool hold);
+void kv_scrub_set_rate(struct kv_scrub *scrub, uint64_t rate_bytes);
+bool kv_scrub_in_flight(const struct kv_scrub *scrub);
+/* All pages of the records at hand were read: those of a session lie together, so whoever acts on
+ * findings acts now. */
+bool kv_scrub_is_between(const struct kv_scrub *scrub);
+/* Nanoseconds until a step can start something; UINT64_MAX: when something in flight is back. */
+uint64_t kv_scrub_wait_ns(const struct kv_scrub *scrub, uint64_t now_ns);
+struct kv_scrub_progress kv_scrub_progress(const struct kv_scrub *scrub);
+/* The page object of a finding, as it was found; KV_PAGE_INDEX_NONE: it was written again, moved or
+ * removed since.  The session's tree is loaded. */
+uint32_t kv_scrub_current(struct kv_store *store, struct kv_session *session,
+                          const struct kv_scrub_finding *finding);
 
 /* ---- store_write.c ---- */
 

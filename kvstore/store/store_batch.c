@@ -318,6 +318,20 @@ kv_status kv_batch_delete_session(struct kv_batch *batch, const struct kv_sessio
     return batch_put(batch, key, key_bytes, NULL, 0);
 }
 
+kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *user)
+{
+    uint8_t key[KV_RECORD_KEY_MAX];
+    const uint32_t key_bytes = kv_key_user(user, key);
+    return batch_put(batch, key, key_bytes, NULL, 0);
+}
+
+kv_status kv_batch_quarantine(struct kv_batch *batch, const struct kv_record_quarantine *record)
+{
+    uint8_t key[KV_KEY_QUARANTINE_BYTES], value[KV_RECORD_QUARANTINE_MAX];
+    const uint32_t key_bytes = kv_key_quarantine(record->ssd_page, key);
+    return batch_put(batch, key, key_bytes, value, kv_record_quarantine_encode(record, value));
+}
+
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
 {
     kv_status status = grow((void **)&batch->freed, batch->freed_count, &batch->freed_capacity,

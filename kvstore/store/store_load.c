@@ -98,6 +98,19 @@ static void load_forget_page(struct load *load, const struct kv_record_page *rec
     load_forget(load, &put);
 }
 
+/* What needed it was to be dropped when its place was quarantined, and was in use then. */
+static void load_forget_bad(struct load *load, const struct kv_record_page *record)
+{
+    struct kv_store *store = load->store;
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    kv_status status = dead == NULL ? KV_NOMEM : KV_OK;
+    if (status == KV_OK) status = kv_batch_delete_page(dead, &load->session->id, record->uid);
+    if (status == KV_OK && kv_store_segment_recorded(store, record->ssd_page))
+        status = kv_batch_free_ssd(dead, record->ssd_page);
+    if (status != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=quarantined");
+}
+
 static kv_status load_decode(struct load *load)
 {
     const uint32_t count = load->scan.record_count;
@@ -144,6 +157,10 @@ static void load_pages(struct load *load)
     for (uint32_t i = 0; i < load->page_count; i++) {
         const struct kv_record_page *record = &load->pages[i];
         load->page_objects[i] = KV_PAGE_INDEX_NONE;
+        if (kv_ssd_quarantined(store->ssd, record->ssd_page)) {
+            load_forget_bad(load, record);
+            continue;
+        }
         if (!kv_store_segment_recorded(store, record->ssd_page)) {
             load_forget_page(load, record); /* Its place may become somebody else's. */
             continue;
@@ -424,10 +441,7 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages)
 {
     for (;;) {
-        const struct kv_index_usage usage = kv_index_usage(store->index);
-        if (usage.nodes + (uint64_t)nodes <= usage.nodes_max &&
-            usage.pages + (uint64_t)pages <= usage.pages_max)
-            return true;
+        if (kv_index_has_room(store->index, nodes, pages)) return true;
         struct kv_session *victim = least_recent_idle(store);
         if (victim == NULL) return false;
         kv_store_unload(store, victim);

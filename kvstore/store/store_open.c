@@ -113,8 +113,9 @@ static kv_status visit_user(void *context, const struct kv_manifest_put *put)
         return KV_FAIL(visit->err, KV_CORRUPT, "state directory '%s': a user record is damaged",
                        visit->store->options.dir);
     const struct kv_user_id id = kv_user_id_of(record.name);
-    if (kv_index_user_add(visit->store->index, &id, record.salt) == NULL)
-        return KV_FAIL(visit->err, KV_NOMEM, "load users");
+    struct kv_user *user = kv_index_user_add(visit->store->index, &id, record.salt);
+    if (user == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load users");
+    memcpy(user->name, record.name, sizeof(user->name));
     return KV_OK;
 }
 
@@ -185,7 +186,8 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
         if (status != KV_OK) return status;
     }
     kv_store_time_judge(store);
-    const kv_status status = kv_store_recover(store, err);
+    kv_status status = kv_store_recover_quarantine(store, err);
+    if (status == KV_OK) status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
     const uint64_t repaired = kv_ssd_usage(store->ssd).segments_repaired;
@@ -388,6 +390,7 @@ void kv_store_close(struct kv_store *store)
     forget_arena(store);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
+    free(store->quarantined);
     free(store);
 }
 

@@ -269,9 +269,12 @@ static kv_status page_check(struct kv_store *store, uint32_t page, uint32_t slot
     }
     if (status != KV_OK) {
         store->counters.corrupt_pages++;
-        kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
-               "ssd_page=%u position=%u cause=\"%s\"", object->ssd_page, object->position,
-               err.text);
+        if (fresh) {
+            kv_store_quarantine(store, page, KV_FOUND_BY_READ, err.text);
+        } else {
+            kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
+                   "where=memory position=%u cause=\"%s\"", object->position, err.text);
+        }
         return status;
     }
     if (fresh && object->hbm_slot == KV_HBM_SLOT_NONE) {

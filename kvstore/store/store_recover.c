@@ -66,6 +66,8 @@ static void claim_segments(struct reading *reading)
                 if (!kv_store_segment_recorded(store, page)) continue;
                 if (claim == 0 && !kv_ssd_present(store->ssd, page))
                     reading->doubt = "a segment file is gone or was cut";
+                if (claim == 0 && kv_ssd_quarantined(store->ssd, page))
+                    reading->doubt = "a page in use is quarantined";
                 if (claim == 0) continue;
                 const kv_status status = kv_ssd_claim(store->ssd, page);
                 assert(status == KV_OK);

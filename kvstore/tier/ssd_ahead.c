@@ -153,6 +153,12 @@ static void write_next(struct kv_ssd *ssd)
     kv_disk_start(ssd->disk, &zeroing->op);
 }
 
+/* Not absent: of a segment that is there. */
+static bool is_free(const struct kv_ssd *ssd, uint32_t page)
+{
+    return !kv_ssd_space_used(&ssd->space, page) && !kv_ssd_space_quarantined(&ssd->space, page);
+}
+
 /* The next free pages that were not written through: at most `most`, side by side in a segment.
  * False: none was found this time. */
 static bool find_run(struct kv_ssd *ssd, uint32_t most, uint32_t *ret_first, uint32_t *ret_count)
@@ -163,7 +169,7 @@ static bool find_run(struct kv_ssd *ssd, uint32_t most, uint32_t *ret_first, uin
         const uint32_t base = ssd->zero_segment * ssd->pages_per_segment;
         if (segment->fd < 0 || kv_ssd_closed(ssd, base)) continue;
         while (segment->written_to < ssd->pages_per_segment && looks > 0 &&
-               kv_ssd_space_used(&ssd->space, base + segment->written_to)) {
+               !is_free(ssd, base + segment->written_to)) {
             segment->written_to++;
             looks--;
         }
@@ -171,7 +177,7 @@ static bool find_run(struct kv_ssd *ssd, uint32_t most, uint32_t *ret_first, uin
         if (segment->written_to == ssd->pages_per_segment) continue;
         uint32_t count = 0;
         while (count < most && segment->written_to + count < ssd->pages_per_segment &&
-               !kv_ssd_space_used(&ssd->space, base + segment->written_to + count))
+               is_free(ssd, base + segment->written_to + count))
             count++;
         *ret_first = base + segment->written_to;
         *ret_count = count;

@@ -74,8 +74,10 @@ void kv_ssd_space_fini(struct kv_ssd_space *space)
     free(space->present);
     free(space->idle);
     space->idle = NULL;
+    free(space->bad);
     space->taken = NULL;
     space->present = NULL;
+    space->bad = NULL;
 }
 
 void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count)
@@ -85,9 +87,13 @@ void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count
     for (uint32_t page = first; page < first + count; page++) {
         assert(!bit_get(space->present, page));
         bit_set(space->present, page);
+        if (kv_ssd_space_quarantined(space, page)) {
+            space->bad_count++;
+            continue;
+        }
         bit_clear(space->taken, page);
+        space->free_count++;
     }
-    space->free_count += count;
     space->lowest = KV_MIN(space->lowest, first);
 }
 
@@ -110,7 +116,7 @@ bool kv_ssd_space_used(const struct kv_ssd_space *space, uint32_t page)
 {
     if (page >= space->page_max) return false;
     return bit_get(space->present, page) && bit_get(space->taken, page) &&
-           !bit_get(space->idle, page);
+           !bit_get(space->idle, page) && !kv_ssd_space_quarantined(space, page);
 }
 
 /* First page >= `page` whose bit equals `want`; page_max when there is none. */
@@ -163,6 +169,7 @@ void kv_ssd_space_free(struct kv_ssd_space *space, uint32_t page)
     assert(page < space->page_max);
     assert(bit_get(space->present, page));
     assert(bit_get(space->taken, page));
+    if (kv_ssd_space_quarantined(space, page)) return;
     assert(!bit_get(space->idle, page));
     space->used_count--;
     if (kv_ssd_space_closed(space, page)) {
@@ -181,8 +188,9 @@ uint32_t kv_ssd_space_count(const struct kv_ssd_space *space, uint32_t first, ui
     for (uint32_t page = first; page < first + count;) {
         const uint32_t bits = KV_MIN(64 - page % 64, first + count - page);
         const uint64_t mask = bits == 64 ? UINT64_MAX : ((1ull << bits) - 1) << (page % 64);
-        const uint64_t word =
-            space->taken[page / 64] & space->present[page / 64] & ~space->idle[page / 64];
+        const uint64_t word = space->taken[page / 64] & space->present[page / 64] &
+                              ~space->idle[page / 64] &
+                              (space->bad == NULL ? UINT64_MAX : ~space->bad[page / 64]);
         used += (uint32_t)__builtin_popcountll(word & mask);
         page += bits;
     }
@@ -228,4 +236,30 @@ void kv_ssd_space_open(struct kv_ssd_space *space)
         }
     }
     space->closed_count = 0;
+}
+
+bool kv_ssd_space_quarantined(const struct kv_ssd_space *space, uint32_t page)
+{
+    return space->bad != NULL && page < space->page_max && bit_get(space->bad, page);
+}
+
+kv_status kv_ssd_space_quarantine(struct kv_ssd_space *space, uint32_t page)
+{
+    if (page >= space->page_max) return KV_MISS;
+    if (kv_ssd_space_quarantined(space, page)) return KV_OK;
+    if (space->bad == NULL) space->bad = calloc((size_t)space->page_max / 64 + 1, sizeof(uint64_t));
+    if (space->bad == NULL) return KV_NOMEM;
+    bit_set(space->bad, page);
+    if (!bit_get(space->present, page)) return KV_OK;
+    if (bit_get(space->idle, page)) {
+        bit_clear(space->idle, page);
+        space->idle_count--;
+    } else if (bit_get(space->taken, page)) {
+        space->used_count--;
+    } else {
+        space->free_count--;
+    }
+    bit_set(space->taken, page);
+    space->bad_count++;
+    return KV_OK;
 }

@@ -161,9 +161,10 @@ void kv_ssd_look(struct kv_ssd *ssd, uint64_t now_ns)
 struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd)
 {
     const uint32_t segments = KV_MAX(ssd->segments_allowed, ssd->segment_count);
-    const uint64_t pages = (uint64_t)segments * ssd->pages_per_segment;
+    const uint64_t pages =
+        KV_MIN((uint64_t)segments * ssd->pages_per_segment, (uint64_t)ssd->page_max);
     return (struct kv_ssd_room){.used = kv_ssd_in_use(ssd),
-                                .limit = (uint32_t)KV_MIN(pages, (uint64_t)ssd->page_max),
+                                .limit = (uint32_t)(pages - KV_MIN(ssd->space.bad_count, pages)),
                                 .is_bounded = segments < segments_configured(ssd)};
 }
 
@@ -321,9 +322,12 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
     assert(count > 0);
     if (kv_ssd_is_read_only(ssd))
         return KV_FAIL(err, KV_INVALID, "the SSD tier is read-only: %s", ssd->read_only_reason);
-    if (used > ssd->page_max || count > ssd->page_max - used)
-        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used",
-                       used, ssd->page_max);
+    const uint32_t gone = used + ssd->space.bad_count;
+    if (gone > ssd->page_max || count > ssd->page_max - gone)
+        return KV_FAIL(err, KV_BUSY,
+                       "the SSD tier is full: %" PRIu32 " of %" PRIu32 " pages used, %" PRIu32
+                       " quarantined",
+                       used, ssd->page_max, ssd->space.bad_count);
     if (ssd->space.free_count >= count) {
         take_pages(ssd, count, ret_pages);
         return KV_OK;
@@ -343,6 +347,7 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 {
     kv_ssd_space_free(&ssd->space, page);
+    if (kv_ssd_space_quarantined(&ssd->space, page)) return;
     if (!kv_ssd_closed(ssd, page)) ssd->written_free += kv_ssd_is_written(ssd, page);
 }
 
@@ -372,7 +377,8 @@ static uint32_t written_free(const struct kv_ssd *ssd, uint32_t first)
 {
     uint32_t count = 0;
     for (uint32_t page = first; page < first + ssd->pages_per_segment; page++)
-        count += kv_ssd_is_written(ssd, page) && !kv_ssd_space_used(&ssd->space, page);
+        count += kv_ssd_is_written(ssd, page) && !kv_ssd_space_used(&ssd->space, page) &&
+                 !kv_ssd_space_quarantined(&ssd->space, page);
     return count;
 }
 
@@ -396,6 +402,23 @@ void kv_ssd_segments_open(struct kv_ssd *ssd)
 bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page)
 {
     return kv_ssd_space_closed(&ssd->space, page);
+}
+
+kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_quarantine(&ssd->space, page);
+}
+
+bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_quarantined(&ssd->space, page);
+}
+
+void kv_ssd_place(const struct kv_ssd *ssd, uint32_t page, uint32_t *ret_segment,
+                  uint64_t *ret_offset)
+{
+    *ret_segment = page / ssd->pages_per_segment;
+    *ret_offset = kv_ssd_page_offset(ssd, page);
 }
 
 /* ---- pages ---- */
@@ -583,9 +606,10 @@ struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
         .bytes_limit = bytes_limit(ssd),
         .bytes_used = (uint64_t)kv_ssd_in_use(ssd) * ssd->place.page_bytes,
         .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
-        .pages_free = ssd->space.free_count + (ssd->zeroing.active ? ssd->zeroing.count : 0),
+        .pages_free = ssd->space.free_count + ssd->space.used_count - kv_ssd_in_use(ssd),
         .pages_used = kv_ssd_in_use(ssd),
         .pages_closed = ssd->space.idle_count,
+        .pages_quarantined = ssd->space.bad_count,
         .pages_read = ssd->pages_read,
         .pages_written = ssd->pages_written,
         .pages_ahead = ssd->pages_ahead,

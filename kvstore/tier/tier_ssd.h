@@ -50,7 +50,7 @@ bool kv_ssd_present(const struct kv_ssd *ssd, uint32_t page);
 /* Recovery: claims one page.  KV_MISS: no such page (its segment file is missing); KV_CORRUPT: it
  * is claimed already. */
 kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
-/* Whether the page exists and is in use. */
+/* Whether the page exists and is in use; a quarantined one is not. */
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
 /* All or nothing, preferably adjacent.  KV_BUSY: there is no room, and what is freed makes some:
@@ -102,6 +102,13 @@ struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t 
 void kv_ssd_segment_close(struct kv_ssd *ssd, uint32_t number);
 void kv_ssd_segments_open(struct kv_ssd *ssd);
 bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page);
+/* The page's bytes were wrong: it is given to nobody any more, also where its segment file is made
+ * later.  KV_MISS: beyond what the tier may hold; KV_NOMEM. */
+kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
+bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page);
+/* Where a page lies: segment file and offset in it, for people. */
+void kv_ssd_place(const struct kv_ssd *ssd, uint32_t page, uint32_t *ret_segment,
+                  uint64_t *ret_offset);
 
 struct kv_ssd_op;
 typedef void kv_ssd_done_fn(struct kv_ssd_op *op, kv_status status);
@@ -128,12 +135,13 @@ struct kv_ssd_flush {
 kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_MUST_CHECK;
 
 struct kv_ssd_usage {
-    uint64_t bytes_max;                            /* Configured. */
-    uint64_t bytes_limit;                          /* And what the file system allows of it now. */
-    uint64_t bytes_used;                           /* Allocated pages. */
-    uint64_t bytes_files;                          /* Segment files on disk. */
-    uint32_t pages_free, pages_used, pages_closed; /* In these files; together all of them. */
-    uint64_t pages_read, pages_written, flushes;   /* flushes: fdatasync calls. */
+    uint64_t bytes_max;   /* Configured. */
+    uint64_t bytes_limit; /* And what the file system allows of it now. */
+    uint64_t bytes_used;  /* Allocated pages. */
+    uint64_t bytes_files; /* Segment files on disk. */
+    /* Of the pages in these files; the four together are all of them. */
+    uint32_t pages_free, pages_used, pages_closed, pages_quarantined;
+    uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
     uint64_t io_errors;
     uint64_t pages_ahead;       /* Written through before they were needed, */
     uint64_t pages_behind;      /* and given out before that was done. */

@@ -24,6 +24,7 @@ static struct client *client_of(const struct cr_writer *writer)
 static bool to_be_tried(const struct cr_writer *writer, const struct cr_session *session,
                         const struct cr_point *point)
 {
+    if (session->deleted) return false;
     return writer->run->deep || session == cr_session_last(writer) || !point->tried;
 }
 
@@ -182,7 +183,21 @@ static void compare_session(struct cr_writer *writer, struct cr_session *session
                             struct ex_view *view)
 {
     char why[EX_WHY_BYTES];
-    if (!ex_call_view(client_of(writer), session->name, view, why)) {
+    const bool there = ex_call_view(client_of(writer), session->name, view, why);
+    if (session->deleted || session->leaving) {
+        const bool gone = !there && strstr(why, "SESSION_NOT_FOUND") != NULL;
+        if (!there && !gone) cr_fail(writer, CR_WRONG, session, NULL, "deleted: %.300s", why);
+        if (session->deleted && there)
+            cr_fail(writer, CR_WRONG, session, NULL, "deleted, and back with %u checkpoints",
+                    view->point_count);
+        if (gone) {
+            session->deleted = true;
+            writer->counts.deleted++;
+        }
+        session->leaving = session->in_flight = false;
+        if (session->deleted) return;
+    }
+    if (!there) {
         writer->counts.acknowledged += session->durable_count;
         if (session->opened || strstr(why, "SESSION_NOT_FOUND") == NULL)
             cr_fail(writer, CR_LOST, session, NULL, "the session with %u checkpoints: %.300s",
@@ -243,8 +258,11 @@ static void compare_names(struct cr_run *run, uint32_t user, const struct ex_lis
         struct cr_writer *writer = &run->writers[w];
         for (uint32_t i = 0; writer->user == user && i < writer->session_count; i++) {
             const bool listed = has_name(list, writer->sessions[i]->name);
+            const bool deleted = writer->sessions[i]->deleted;
             if (listed) known++;
-            if (!listed && writer->sessions[i]->opened)
+            if (listed && deleted)
+                cr_fail(writer, CR_WRONG, writer->sessions[i], NULL, "deleted, and listed");
+            if (!listed && writer->sessions[i]->opened && !deleted)
                 cr_fail(writer, CR_LOST, writer->sessions[i], NULL, "opened, and not listed");
         }
     }
@@ -260,7 +278,7 @@ static void compare_strangers(struct cr_run *run, struct cr_writer *owner, struc
     struct ex_lookup_answer answer;
     const struct cr_session *from = cr_session_last(owner);
     const struct cr_session *in = cr_session_last(other);
-    if (from == NULL || from->point_count == 0 || in == NULL || !in->opened) return;
+    if (from == NULL || from->point_count == 0 || in == NULL || !in->opened || in->deleted) return;
     const struct cr_point *point = &from->points[from->point_count - 1];
     if (!ex_call_lookup(client_of(other), in->name, point->ids, point->position, &answer, why)) {
         cr_fail(other, CR_WRONG, in, NULL, "%.300s", why);

@@ -321,10 +321,11 @@ static void print_counts(const struct driver *driver)
         (void)printf(" %s %llu%s", cr_phase_names[phase], (unsigned long long)c->phases[phase],
                      phase + 1 < CR_PHASES ? "," : "\n");
     (void)printf("%.1f acknowledged checkpoints compared per fault, %.1f by a turn; %llu that were "
-                 "under way are there whole; %llu expired ones are gone; starts dropped %llu\n",
+                 "under way are there whole; %llu expired and %llu deleted ones are gone; starts "
+                 "dropped %llu\n",
                  (double)c->acknowledged / kills, (double)c->tried / kills,
                  (unsigned long long)c->adopted, (unsigned long long)c->expired,
-                 (unsigned long long)c->dropped);
+                 (unsigned long long)c->deleted, (unsigned long long)c->dropped);
     (void)printf("%llu %s, %llu acknowledged, %llu found, %llu lost, %llu torn, %llu wrong\n",
                  (unsigned long long)c->kills, driver->options->unit,
                  (unsigned long long)c->acknowledged, (unsigned long long)c->found,

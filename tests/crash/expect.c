@@ -18,7 +18,7 @@ enum { LINE_BYTES = 400, FAILURES_SHOWN = 3 };
 
 const char *const cr_phase_names[CR_PHASES] = {
     "idle",        "OpenSession", "Prefill",      "Decode", "Checkpoint",
-    "WaitDurable", "Rollback",    "CloseSession", "Lookup",
+    "WaitDurable", "Rollback",    "CloseSession", "Lookup", "DeleteSession",
 };
 
 static const char *const fault_names[CR_FAULTS] = {"LOST", "TORN", "WRONG"};

@@ -45,6 +45,8 @@ struct cr_session {
     char name[EX_NAME_BYTES];
     uint32_t user;
     bool opened; /* Acknowledged. */
+    bool leaving; /* Its deletion was sent, and not answered before the fault. */
+    bool deleted; /* Acknowledged, or seen after a restart: it must never be there again. */
     /* Its rows expire at once, so nothing of it must be there and its space is used again; what is
      * there must be right, and nothing may be once its time is up. */
     bool fleeting;
@@ -75,6 +77,7 @@ enum cr_phase {
     CR_ROLLBACK,
     CR_CLOSE,
     CR_LOOKUP,
+    CR_DELETE,
     CR_PHASES,
 };
 extern const char *const cr_phase_names[CR_PHASES];
@@ -86,6 +89,7 @@ struct cr_counts {
     uint64_t acknowledged, found, tried;
     uint64_t adopted; /* Were under way at the kill and are there whole. */
     uint64_t expired; /* Fleeting sessions that were gone, as they must. */
+    uint64_t deleted; /* Deleted ones that were gone, as they must. */
     uint64_t dropped; /* As a start after a kill said. */
     uint64_t busy_kills, phases[CR_PHASES];
     uint64_t faults[CR_FAULTS];

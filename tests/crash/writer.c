@@ -310,6 +310,24 @@ static void close_session(struct cr_writer *writer, struct cr_session *session)
     end(writer, session);
 }
 
+/* Whatever it held is no longer asked for; the next call opens another session. */
+static void delete_session(struct cr_writer *writer, struct cr_session *session)
+{
+    char why[EX_WHY_BYTES];
+    begin(writer, session, CR_DELETE, NULL, 0);
+    session->leaving = true;
+    cr_note(writer->run, session, "delete");
+    if (!ex_call_delete(client_of(writer), session->name, why)) {
+        failed(writer, session, why);
+        return;
+    }
+    if (unheard(writer)) return; /* Its result is unknown: it stays in flight. */
+    session->deleted = true;
+    session->leaving = false;
+    cr_note(writer->run, session, "deleted");
+    end(writer, session);
+}
+
 static void look_up(struct cr_writer *writer, struct cr_session *session)
 {
     char why[EX_WHY_BYTES];
@@ -329,8 +347,8 @@ void *cr_write(void *context)
     while (!writer->run->idle && !killing(writer) && cr_failed(&writer->counts) == 0) {
         struct cr_session *session = cr_session_last(writer);
         const uint32_t kind = ex_random_below(&writer->random, 100);
-        if (session == NULL || !session->opened || session->talk_count > LONG_TALK ||
-            (session->point_count >= POINTS_MANY && kind < 50)) {
+        if (session == NULL || !session->opened || session->deleted || session->leaving ||
+            session->talk_count > LONG_TALK || (session->point_count >= POINTS_MANY && kind < 50)) {
             open_session(writer);
             continue;
         }
@@ -344,8 +362,10 @@ void *cr_write(void *context)
             wait_durable(writer, session);
         else if (kind < 94 && session->point_count > 0)
             roll_back(writer, session);
-        else if (kind < 97)
+        else if (kind < 96)
             close_session(writer, session);
+        else if (kind < 98 && session->point_count > 2)
+            delete_session(writer, session);
         else
             look_up(writer, session);
     }

@@ -351,6 +351,19 @@ bool ex_call_close(struct client *client, const char *session, char *why)
     return true;
 }
 
+bool ex_call_delete(struct client *client, const char *session, char *why)
+{
+    Cached__Session__V1__DeleteSessionRequest request =
+        CACHED__SESSION__V1__DELETE_SESSION_REQUEST__INIT;
+    Cached__Session__V1__DeleteSessionResponse *answer;
+    struct client_failure failure;
+    request.session_id = text_of(session);
+    if (!client_call(client, CLIENT_DELETE_SESSION, &request.base, &answer, &failure))
+        return failed("DeleteSession", &failure, why);
+    client_free(answer);
+    return true;
+}
+
 bool ex_call_advance(struct client *client, uint64_t ms, char *why)
 {
     Cached__Admin__V1__AdvanceClockRequest request = CACHED__ADMIN__V1__ADVANCE_CLOCK_REQUEST__INIT;

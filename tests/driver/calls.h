@@ -137,6 +137,7 @@ bool ex_call_rollback(struct client *client, const char *session, const struct e
 /* All pages of the list, as far as `list` has room; count is what there is. */
 bool ex_call_list(struct client *client, struct ex_list *list, char *why);
 bool ex_call_stats(struct client *client, struct ex_stats *ret_stats, char *why);
+bool ex_call_delete(struct client *client, const char *session, char *why);
 bool ex_call_close(struct client *client, const char *session, char *why);
 bool ex_call_advance(struct client *client, uint64_t ms, char *why);
 

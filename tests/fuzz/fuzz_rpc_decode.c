@@ -15,7 +15,7 @@
 #include "kvstore/base/bytes.h"
 #include "session.pb-c.h"
 
-enum { VOCAB = 512, PIECES_MAX = 64, ARENA_MAX = 1 << 20 };
+enum { VOCAB = 512, PIECES_MAX = 64, ARENA_MAX = 1 << 20, NAMED_SEEDS = 9 };
 
 #define NAME_BYTES "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-"
 
@@ -64,7 +64,8 @@ static void check_accepted(const struct request *req)
 {
     const struct request_in *in = &req->in;
     EXPECT(in->level <= LEVEL_SSD);
-    if (req->method < REQUEST_LIST_SESSIONS || req->method == REQUEST_GET_SESSION)
+    if (req->method < REQUEST_LIST_SESSIONS || req->method == REQUEST_GET_SESSION ||
+        req->method == REQUEST_DELETE_SESSION)
         check_name(in->session_name);
     if (req->method == REQUEST_LOOKUP) check_tokens(&in->u.lookup.tokens, 1);
     if (req->method == REQUEST_PREFILL) check_prefill(in);
@@ -73,6 +74,15 @@ static void check_accepted(const struct request *req)
         EXPECT(in->u.open.kind >= 1 && in->u.open.kind <= 3);
         EXPECT((in->u.open.kind == 2) == (in->u.open.parent_name != NULL));
         if (in->u.open.parent_name != NULL) check_name(in->u.open.parent_name);
+    }
+    if (req->method == REQUEST_DISK_USAGE && in->u.usage.has_user)
+        EXPECT(strlen(in->u.usage.user_name) <= KV_USER_NAME_MAX);
+    if (req->method == REQUEST_SCRUB) {
+        const uint64_t rate_bytes = in->u.scrub.rate_bytes;
+        EXPECT(in->u.scrub.action >= SCRUB_STATUS && in->u.scrub.action <= SCRUB_STOP);
+        EXPECT(rate_bytes == 0 ||
+               (in->u.scrub.action == SCRUB_START && rate_bytes >= KV_SCRUB_RATE_MIN &&
+                rate_bytes <= KV_SCRUB_RATE_MAX));
     }
     if (req->method == REQUEST_CHECKPOINT)
         EXPECT(in->u.checkpoint.kind >= KIND_PREFILL_END && in->u.checkpoint.kind <= KIND_MANUAL);
@@ -98,7 +108,9 @@ static void check_answer(struct request *req)
         return;
     }
     req->out.stats = kv_arena_alloc(req->arena, sizeof(*req->out.stats));
-    EXPECT(req->out.stats != NULL);
+    req->out.scrub = kv_arena_alloc(req->arena, sizeof(*req->out.scrub));
+    req->out.usage = kv_arena_alloc(req->arena, sizeof(*req->out.usage));
+    EXPECT(req->out.stats != NULL && req->out.scrub != NULL && req->out.usage != NULL);
     const ProtobufCMessage *message = rpc_encode(req, &about, &snapshot);
     EXPECT(message != NULL);
     EXPECT(protobuf_c_message_get_packed_size(message) < 4096);
@@ -218,6 +230,32 @@ static size_t seed_named(uint32_t index, uint8_t *buf, size_t bytes_max)
         {REQUEST_CLOSE_SESSION, &open.base}, {REQUEST_GET_SESSION, &open.base},
         {REQUEST_GET_STATS, &clock.base},
     };
+    _Static_assert(KV_ARRAY_COUNT(all) == NAMED_SEEDS, "the rest begins behind them");
+    return seed(all[index].method, all[index].message, buf, bytes_max);
+}
+
+static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
+{
+    Cached__Session__V1__DeleteSessionRequest drop =
+        CACHED__SESSION__V1__DELETE_SESSION_REQUEST__INIT;
+    Cached__Admin__V1__EraseUserRequest erase = CACHED__ADMIN__V1__ERASE_USER_REQUEST__INIT;
+    Cached__Admin__V1__ScrubRequest scrub = CACHED__ADMIN__V1__SCRUB_REQUEST__INIT;
+    Cached__Admin__V1__DiskUsageRequest usage = CACHED__ADMIN__V1__DISK_USAGE_REQUEST__INIT;
+    drop.session_id = (char *)"s";
+    drop.dry_run = true;
+    erase.user = usage.user = (char *)"alice";
+    scrub.action = CACHED__ADMIN__V1__SCRUB_ACTION__SCRUB_ACTION_START;
+    scrub.rate_bytes = 1 << 20;
+    usage.page_token = (char *)"00112233445566778899aabbccddeeff";
+    const struct {
+        enum request_method method;
+        const ProtobufCMessage *message;
+    } all[] = {
+        {REQUEST_DELETE_SESSION, &drop.base},
+        {REQUEST_ERASE_USER, &erase.base},
+        {REQUEST_SCRUB, &scrub.base},
+        {REQUEST_DISK_USAGE, &usage.base},
+    };
     if (index >= KV_ARRAY_COUNT(all)) return 0;
     return seed(all[index].method, all[index].message, buf, bytes_max);
 }
@@ -231,5 +269,6 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         buf[0] = REQUEST_LOOKUP;
         return bytes;
     }
-    return seed_named(index - 3, buf, bytes_max);
+    if (index < 3 + NAMED_SEEDS) return seed_named(index - 3, buf, bytes_max);
+    return seed_ops(index - 3 - NAMED_SEEDS, buf, bytes_max);
 }

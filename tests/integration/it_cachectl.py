@@ -15,7 +15,8 @@ import daemon as d
 from cli import CACHECTL, Tool, token_file
 
 EXCERPT = os.path.join(d.SOURCE, "tests", "data", "agentic_excerpt.jsonl")
-COMMANDS = ["status", "doctor", "session list", "session show", "stats", "explain", "demo", "bench",
+COMMANDS = ["status", "doctor", "session list", "session show", "session delete", "user erase", "stats",
+            "du", "scrub start", "scrub status", "scrub stop", "explain", "demo", "bench",
             "model inspect", "model verify", "trace convert", "trace stats", "trace replay"]
 
 
@@ -48,7 +49,8 @@ def test_help(user):
 
 def test_examples(user, ops):
     """The examples of the commands that read, as they stand in the help."""
-    for name in ("status", "doctor", "session list", "session show", "stats", "explain"):
+    for name in ("status", "doctor", "session list", "session show", "session delete", "stats", "du",
+                 "scrub start", "scrub status", "scrub stop", "user erase", "explain"):
         tool = user if name.startswith("session") else ops
         text = tool.code(0, *name.split(), "--help").stdout
         words = shlex.split(text.split("Example:")[1].strip().splitlines()[0])

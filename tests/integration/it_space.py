@@ -54,7 +54,7 @@ def small(flags=None):
 def well(box, what):
     box.no_wrong_bytes(what)
     equal(box.counter("cached_io_errors_total"), 0, f"{what}: errors of the SSD")
-    equal(box.counter("cached_checksum_failures_total", 'tier="ssd"'), 0, f"{what}: damaged pages")
+    equal(box.counter("cached_checksum_failures_total", 'tier="ssd",where="read"'), 0, f"{what}: damaged pages")
 
 
 @case

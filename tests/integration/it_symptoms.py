@@ -98,7 +98,7 @@ def t6_corrupt_payload_fails_once_not_for_ever():
         check(first.hit_tokens <= PAGE, f"{backend}: hit {first.hit_tokens} ends before the damage")
         equal(first.computed_tokens, len(longer) - first.hit_tokens, f"{backend}: computed")
         equal([c.position for c in first.checkpoints], [len(longer)], "checkpoint of the turn")
-        equal(box.counter("cached_checksum_failures_total", 'tier="ssd"'), 1, "checksum failures")
+        equal(box.counter("cached_checksum_failures_total", 'tier="ssd",where="read"'), 1, "checksum failures")
         check(box.counter("cached_checkpoints_dropped_total") >= 1, "the checkpoint is dropped")
         check(all(c.position != len(prompt) for c in talk.get().checkpoints),
               "the damaged checkpoint is not listed")

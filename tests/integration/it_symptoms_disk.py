@@ -13,13 +13,10 @@ import struct
 import threading
 import time
 
-import daemon
-import grpc
 from daemon import check, equal, expect, pb
-from faults import MIB, Calls, recovered, well
-from it_faults import CROWDED, stored_sessions
+from faults import CROWDED, MIB, Calls, recovered, stored_sessions, well
 from talk import (
-    EXACT, MISS, PAGE, POOL_TTL_MS, REPLAY, SSD_TTL_MS, Box, Talk, case, even, patiently, resumed,
+    EXACT, POOL_TTL_MS, REPLAY, SSD_TTL_MS, Box, Talk, case, even, patiently, resumed,
     rng, run_cases, tokens)
 
 

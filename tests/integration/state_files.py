@@ -13,6 +13,13 @@ from daemon import BUILD
 
 HEADER_BYTES = 4096  # Of a segment file.
 RECORDS = os.path.join(BUILD, "tests", "records")
+KVDUMP = os.path.join(BUILD, "tools", "kvdump")
+
+
+def kvdump(*arguments):
+    done = subprocess.run([KVDUMP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          timeout=60, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 def _table():

@@ -96,7 +96,8 @@ bool space_is_even(struct world *world, bool may_leak, char why[SPACE_WHY_BYTES]
     count->why = why;
     why[0] = '\0';
     const struct kv_ssd_usage usage = kv_ssd_usage(world->store->ssd);
-    const uint64_t pages = (uint64_t)usage.pages_free + usage.pages_used + usage.pages_closed;
+    const uint64_t pages = (uint64_t)usage.pages_free + usage.pages_used + usage.pages_closed +
+                           usage.pages_quarantined;
     const uint64_t all =
         usage.bytes_files / world->store->options.segment_bytes * WORLD_SEGMENT_PAGES;
     kv_status status =

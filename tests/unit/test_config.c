@@ -35,6 +35,7 @@ static void test_defaults(void)
     EXPECT_EQ_U64(config.ssd_bytes, 10ull << 30);
     EXPECT_EQ_U64(config.ssd_segment_bytes, 64ull << 20);
     EXPECT_EQ_U64(config.ssd_ttl_ms, 72ull * 3600000);
+    EXPECT_EQ_U64(config.scrub_rate_bytes, 200ull << 20);
     EXPECT_EQ_U64(config.index_ram_bytes, 256ull << 20);
     EXPECT_EQ_U64(config.io_backend, CONFIG_IO_AUTO);
     EXPECT_EQ_U64(config.log_level, 1);

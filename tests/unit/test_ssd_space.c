@@ -66,6 +66,51 @@ static void test_named_cases(void)
     kv_ssd_space_fini(&space);
 }
 
+static void expect_counts(const struct kv_ssd_space *space, uint32_t free, uint32_t used,
+                          uint32_t bad)
+{
+    EXPECT_EQ_U32(space->free_count, free);
+    EXPECT_EQ_U32(space->used_count, used);
+    EXPECT_EQ_U32(space->bad_count, bad);
+}
+
+/* Used, free and absent pages in quarantine: none is given out, and the counts are always all. */
+static void test_quarantine(void)
+{
+    struct kv_ssd_space space;
+    uint32_t pages[100];
+    EXPECT(kv_ssd_space_init(&space, 200) == KV_OK);
+    EXPECT(!kv_ssd_space_quarantined(&space, 5));
+    EXPECT(kv_ssd_space_quarantine(&space, 200) == KV_MISS);
+    EXPECT(kv_ssd_space_quarantine(&space, 105) == KV_OK); /* Absent. */
+    expect_counts(&space, 0, 0, 0);
+    kv_ssd_space_add(&space, 0, 100);
+    EXPECT(kv_ssd_space_claim(&space, 3) == KV_OK);
+    EXPECT(kv_ssd_space_claim(&space, 4) == KV_OK);
+    expect_counts(&space, 98, 2, 0);
+
+    EXPECT(kv_ssd_space_quarantine(&space, 3) == KV_OK);
+    EXPECT(kv_ssd_space_quarantine(&space, 3) == KV_OK); /* Again. */
+    EXPECT(kv_ssd_space_quarantine(&space, 0) == KV_OK); /* Free. */
+    expect_counts(&space, 97, 1, 2);
+    EXPECT(!kv_ssd_space_used(&space, 3) && kv_ssd_space_used(&space, 4));
+    EXPECT(kv_ssd_space_quarantined(&space, 3));
+    EXPECT(kv_ssd_space_claim(&space, 3) == KV_CORRUPT);
+    EXPECT(kv_ssd_space_claim(&space, 0) == KV_CORRUPT);
+    kv_ssd_space_free(&space, 3); /* Whoever had it lets go. */
+    expect_counts(&space, 97, 1, 2);
+
+    kv_ssd_space_add(&space, 100, 100);
+    expect_counts(&space, 196, 1, 3);
+    for (uint32_t left = 196; left > 0; left -= 98) {
+        kv_ssd_space_alloc(&space, 98, pages);
+        for (uint32_t i = 0; i < 98; i++)
+            EXPECT(pages[i] != 0 && pages[i] != 3 && pages[i] != 105);
+    }
+    expect_counts(&space, 0, 197, 3);
+    kv_ssd_space_fini(&space);
+}
+
 static uint32_t next_random(uint32_t *state)
 {
     *state = *state * 1664525u + 1013904223u;
@@ -150,6 +195,7 @@ static void test_segments_allowed(void)
 int main(void)
 {
     test_named_cases();
+    test_quarantine();
     test_against_array();
     test_segments_allowed();
     HARNESS_END();

@@ -69,6 +69,10 @@ static const struct method methods[CLIENT_METHOD_COUNT] = {
     [CLIENT_GET_STATS] = ADMIN_METHOD("GetStats", get_stats),
     [CLIENT_GET_CONFIG] = ADMIN_METHOD("GetConfig", get_config),
     [CLIENT_ADVANCE_CLOCK] = ADMIN_METHOD("AdvanceClock", advance_clock),
+    [CLIENT_SCRUB] = ADMIN_METHOD("Scrub", scrub),
+    [CLIENT_DISK_USAGE] = ADMIN_METHOD("DiskUsage", disk_usage),
+    [CLIENT_DELETE_SESSION] = SESSION_METHOD("DeleteSession", delete_session),
+    [CLIENT_ERASE_USER] = ADMIN_METHOD("EraseUser", erase_user),
 };
 
 static const struct method health_method = {

@@ -89,7 +89,13 @@ static void check_page(struct dump *dump, const struct dump_tree *tree, struct d
     const struct kv_layout layout = {.page_bytes = dump->superblock.page_bytes};
     struct kv_page_header header, want;
     struct kv_error err = {0};
-    if (!dump_claim(dump, tree, page) || !read_page(dump, page)) return;
+    if (!dump_claim(dump, tree, page)) return;
+    page->is_leaving = dump_quarantine_find(dump, page->record.ssd_page) != NULL;
+    if (page->is_leaving) {
+        blame(&page->cause, "its place is quarantined");
+        return;
+    }
+    if (!read_page(dump, page)) return;
 
     kv_status status = kv_page_decode(&layout, dump->page, &header, &err);
     if (status == KV_OK) {
@@ -327,7 +333,10 @@ static void report(struct dump *dump, struct dump_tree *tree)
     }
     for (uint32_t i = 0; i < tree->page_count; i++) {
         const struct dump_page *page = &tree->pages[i];
-        if (page->is_good && !page->is_listed) dump->counts.unlisted++;
+        if ((page->is_good || page->is_leaving) && !page->is_listed) {
+            dump->counts.unlisted++;
+            continue;
+        }
         if (page->is_good) continue;
         const uint32_t owners = count_owners(tree, page);
         dump->counts.bad_pages++;

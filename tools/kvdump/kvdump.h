@@ -3,14 +3,16 @@
 /*
  * kvdump: prints and verifies a state directory that no daemon uses.  It never writes.
  *
- * state.c opens the directory and knows users, sessions and segments; tree.c walks the records,
- * one session's tree at a time; check.c compares a tree with its pages; segments.c compares what is
- * counted in records with what is there; verify.c and print.c are the two commands.
+ * state.c opens the directory and knows users, sessions and segments; quarantine.c knows places
+ * that nobody gets any more; tree.c walks the records, one session's tree at a time; check.c
+ * compares a tree with its pages; segments.c compares what is counted in records with what is
+ * there; verify.c and print.c are the two commands.
  */
 
 #include "kvstore/base/limits.h"
 #include "kvstore/format/acknowledged.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/format/quarantine.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 
@@ -87,6 +89,8 @@ struct dump {
     uint32_t user_count, user_capacity;
     struct dump_session *sessions; /* By id. */
     uint32_t session_count, session_capacity;
+    struct kv_record_quarantine *quarantined; /* By page. */
+    uint32_t quarantined_count, quarantined_capacity;
     uint32_t *claims; /* Of each page: 1 + index of the session, 0: free. */
     uint8_t *page;    /* One, aligned. */
     struct dump_counts counts;
@@ -115,13 +119,24 @@ int dump_segment_open(struct dump *dump, uint32_t number);
 /* Where page `ssd_page` lies. */
 uint64_t dump_offset(const struct dump *dump, uint32_t ssd_page);
 
+/* ---- quarantine.c ---- */
+
+/* Records Q; what is wrong with one is a damage line. */
+kv_status dump_quarantine_read(struct dump *dump, struct kv_error *err) KV_MUST_CHECK;
+const struct kv_record_quarantine *dump_quarantine_find(const struct dump *dump, uint32_t ssd_page);
+/* Of a segment; those that a record claims all the same are not counted. */
+uint32_t dump_quarantine_count(const struct dump *dump, uint32_t segment);
+/* A line for each, on stdout: no damage, it is known. */
+void dump_quarantine_print(const struct dump *dump);
+
 /* ---- tree.c ---- */
 
 struct dump_page {
     struct kv_record_page record;
-    bool is_good;   /* Read and verified; what follows is known. */
-    bool is_listed; /* By a checkpoint. */
-    char *cause;    /* Heap; NULL: nothing is wrong. */
+    bool is_good;    /* Read and verified; what follows is known. */
+    bool is_listed;  /* By a checkpoint. */
+    bool is_leaving; /* Its place is quarantined: not read, and no damage unless it is listed. */
+    char *cause;     /* Heap; NULL: nothing is wrong. */
     struct kv_digest chain, model;
     uint32_t ids[KV_PAGE_TOKENS];
 };

@@ -122,14 +122,35 @@ static json_t *segments_json(const struct dump *dump)
         const struct dump_segment *segment = &dump->segments[i];
         char file[32];
         if (!segment->is_there) continue;
+        const uint32_t bad = dump_quarantine_count(dump, i);
         (void)snprintf(file, sizeof(file), "segment-%06" PRIu32 ".kv", i);
         (void)json_array_append_new(
-            all, json_pack("{s:I, s:s, s:I, s:I, s:I, s:s*, s:I, s:s*}", "number", (json_int_t)i,
-                           "file", file, "bytes", (json_int_t)segment->file_bytes, "pages_used",
-                           (json_int_t)segment->used, "pages_free",
-                           (json_int_t)(dump->pages_per_segment - segment->used), "state",
+            all, json_pack("{s:I, s:s, s:I, s:I, s:I, s:I, s:s*, s:I, s:s*}", "number",
+                           (json_int_t)i, "file", file, "bytes", (json_int_t)segment->file_bytes,
+                           "pages_used", (json_int_t)segment->used, "pages_quarantined",
+                           (json_int_t)bad, "pages_free",
+                           (json_int_t)(dump->pages_per_segment - segment->used - bad), "state",
                            dump_segment_state(segment), "used_ms", (json_int_t)segment->used_ms,
                            "damage", segment->cause[0] == '\0' ? NULL : segment->cause));
+    }
+    return all;
+}
+
+static json_t *quarantined_json(const struct dump *dump)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < dump->quarantined_count; i++) {
+        const struct kv_record_quarantine *record = &dump->quarantined[i];
+        char file[32];
+        (void)snprintf(file, sizeof(file), "segment-%06" PRIu32 ".kv",
+                       record->ssd_page / dump->pages_per_segment);
+        (void)json_array_append_new(
+            all, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:s}", "file", file, "page",
+                           (json_int_t)(record->ssd_page % dump->pages_per_segment), "offset",
+                           (json_int_t)dump_offset(dump, record->ssd_page), "generation",
+                           (json_int_t)record->generation, "found_ms", (json_int_t)record->found_ms,
+                           "owners", (json_int_t)record->owners, "found_by",
+                           kv_found_by_name(record->found_by), "cause", record->cause));
     }
     return all;
 }
@@ -139,7 +160,7 @@ static json_t *directory_json(const struct dump *dump)
     const struct kv_superblock *superblock = &dump->superblock;
     return json_pack(
         "{s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:I, s:I, s:I, s:o}",
+        "s:I, s:I, s:I, s:o, s:o}",
         "schema", 1, "directory", dump->dir, "layout_version", (json_int_t)KV_LAYOUT_VERSION,
         "features", (json_int_t)superblock->features, "doubt", (int)dump->is_doubted, "id",
         json_hex(superblock->id.bytes, 16), "created_ms", (json_int_t)superblock->created_ms,
@@ -153,7 +174,8 @@ static json_t *directory_json(const struct dump *dump)
         "page_bytes_used", (json_int_t)(dump->counts.pages * superblock->page_bytes), "batches",
         (json_int_t)dump->commit, "batches_acknowledged",
         (json_int_t)(dump->noted_status == KV_OK ? dump->noted.number : 0), "clock_believed_ms",
-        (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump));
+        (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump),
+        "quarantined", quarantined_json(dump));
 }
 
 /* ---- text ---- */
@@ -198,6 +220,8 @@ static void print_directory(const json_t *json)
     (void)printf("%-14s %lld pages, %lld B\n%-14s %zu of %lld B\n", "", number(json, "pages"),
                  number(json, "page_bytes_used"), "segments",
                  json_array_size(json_object_get(json, "segments")), number(json, "segment_bytes"));
+    (void)printf("%-14s %zu places\n", "quarantined",
+                 json_array_size(json_object_get(json, "quarantined")));
     (void)printf("\n%-18s %14s %8s %8s %-7s\n", "SEGMENT", "BYTES", "USED", "FREE", "STATE");
     json_array_foreach(json_object_get(json, "segments"), i, segment)
     {

@@ -398,6 +398,7 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     for (size_t i = 0; status == KV_OK && i < KV_ARRAY_COUNT(passes); i++)
         status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
                                       passes[i].visit, dump, err);
+    if (status == KV_OK) status = dump_quarantine_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
 }
@@ -448,6 +449,7 @@ void dump_close(struct dump *dump)
         free(dump->segments[i].bits);
     free(dump->segments);
     free(dump->claims);
+    free(dump->quarantined);
     free(dump->users);
     free(dump->sessions);
     free(dump->page);

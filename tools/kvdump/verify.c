@@ -51,6 +51,7 @@ int dump_verify(struct dump *dump)
     if (status != KV_OK && status != KV_CORRUPT) return DUMP_FAILED;
 
     const struct dump_counts *counts = &dump->counts;
+    dump_quarantine_print(dump);
     if (counts->damages == 0 && counts->unlisted > 0)
         (void)fprintf(stderr,
                       "kvdump: %" PRIu64 " pages that no checkpoint needs are freed when their "

@@ -1,0 +1,505 @@
+/*
+ * DeleteSession and EraseUser: what is removed before the answer, and never comes back.
+ *
+ * A session is taken out of reach first: running calls are cancelled, calls that look at it end,
+ * new ones are refused, its tree and windows leave memory.  Then all its records go in one batch,
+ * so that after a crash there is the whole session or nothing of it, and the answer is sent when
+ * that batch is durable.  Its places are free from then on; their bytes are written over when
+ * somebody else gets them.
+ *
+ * The records are read, not the tree: a session whose tree does not fit the index is deleted as
+ * well.  EraseUser does this for one session after the other, then with the user's own record,
+ * which holds name and salt.  It may be cut short between two sessions and repeated.
+ */
+
+#include "cached/shard/shard_internal.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/format/manifest_record.h"
+#include "kvstore/store/segments.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SCAN_BYTES (128u << 10) /* Holds the largest record. */
+#define SCAN_RECORDS 2048u
+#define PLANT_HELD_NS 20000000u
+
+struct removal {
+    struct shard *shard;
+    struct flow *flow; /* Who asked; NULL: it was answered (planted bug). */
+    struct removal *next;
+    bool waiting; /* For its session to be at rest. */
+    bool dry_run;
+#ifdef CACHED_TEST_HOOKS
+    uint64_t held_ns; /* A planted bug: not posted before this. */
+#endif
+    /* EraseUser. */
+    struct kv_user *user; /* NULL: DeleteSession. */
+    struct kv_session_id *ids;
+    uint32_t id_count, id_next;
+    /* The session that goes now. */
+    struct kv_session *session;
+    struct kv_session_id scanned;
+    struct kv_batch *batch;
+    struct kv_manifest_scan scan;
+    uint8_t key[KV_RECORD_KEY_MAX], start[KV_RECORD_KEY_MAX + 1];
+    uint8_t *buf;
+    uint64_t nodes, pages; /* Of this session. */
+    struct request_receipt receipt;
+};
+
+static void session_next(struct removal *removal);
+
+/* ---- what was deleted ---- */
+
+void deleted_remember(struct shard *shard, const struct kv_session_id *id)
+{
+    shard->deleted[shard->deleted_next++ % KV_DELETED_MAX] = *id;
+}
+
+bool deleted_is(const struct shard *shard, const struct kv_session_id *id)
+{
+    const uint64_t count = KV_MIN(shard->deleted_next, (uint64_t)KV_DELETED_MAX);
+    for (uint64_t i = 0; i < count; i++)
+        if (kv_id_equal(shard->deleted[i].bytes, id->bytes)) return true;
+    return false;
+}
+
+void deleted_forget(struct shard *shard, const struct kv_session_id *id)
+{
+    const uint64_t count = KV_MIN(shard->deleted_next, (uint64_t)KV_DELETED_MAX);
+    for (uint64_t i = 0; i < count; i++)
+        if (kv_id_equal(shard->deleted[i].bytes, id->bytes))
+            shard->deleted[i] = (struct kv_session_id){{0}};
+}
+
+/* ---- the end ---- */
+
+static void removal_free(struct removal *removal)
+{
+    struct removal **link = &removal->shard->removals;
+    while (*link != NULL && *link != removal)
+        link = &(*link)->next;
+    if (*link == removal) *link = removal->next;
+    kv_batch_discard(removal->batch);
+    free(removal->buf);
+    free(removal->ids);
+    free(removal);
+}
+
+static void removal_end(struct removal *removal)
+{
+    struct flow *flow = removal->flow;
+    if (removal->user != NULL) removal->user->erasing = false;
+    if (flow != NULL) flow->req->out.receipt = removal->receipt;
+    removal_free(removal);
+    if (flow != NULL) flow_finish(flow);
+}
+
+/* What is left stays as it was; whoever asked hears why. */
+static void removal_fail(struct removal *removal, kv_status status)
+{
+    if (removal->session != NULL) removal->session->deleting = false;
+    if (removal->flow != NULL && !removal->flow->failed) {
+        if (status == KV_IO)
+            flow_fail(removal->flow, KV_REASON_SSD_READ_ONLY, "manifest", NULL, NULL);
+        else
+            flow_fail_status(removal->flow, status);
+    }
+    removal_end(removal);
+}
+
+/* ---- one session: records ---- */
+
+static void session_gone(void *context, kv_status status)
+{
+    struct removal *removal = context;
+    struct shard *shard = removal->shard;
+    struct kv_session *session = removal->session;
+    if (status != KV_OK) {
+        /* Its places were not freed: until a restart shows what became of it, it is as before. */
+        removal_fail(removal, KV_IO);
+        return;
+    }
+    kv_log(shard->options.log, KV_LOG_INFO, "session_deleted", "checkpoints=%llu pages=%llu",
+           (unsigned long long)removal->nodes, (unsigned long long)removal->pages);
+    shard->store->checkpoints -= KV_MIN(removal->nodes, shard->store->checkpoints);
+    shard->counters.sessions_deleted++;
+    deleted_remember(shard, &session->id);
+    kv_index_session_remove(shard->store->index, session);
+    removal->session = NULL;
+    session_next(removal);
+}
+
+static void count_session(struct removal *removal)
+{
+    removal->receipt.sessions++;
+    removal->receipt.checkpoints += removal->nodes;
+    removal->receipt.bytes += removal->pages * removal->shard->layout->page_bytes;
+}
+
+static void records_read(struct removal *removal)
+{
+    count_session(removal);
+    if (removal->dry_run) {
+        removal->session = NULL;
+        session_next(removal);
+        return;
+    }
+    struct kv_batch *batch = removal->batch;
+    const kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    if (status != KV_OK) {
+        removal_fail(removal, status);
+        return;
+    }
+#ifdef CACHED_TEST_HOOKS
+    if (KV_PLANTED(removal->shard->store, ACK_BEFORE_DELETE) && removal->user == NULL) {
+        struct flow *flow = removal->flow;
+        removal->flow = NULL;
+        removal->held_ns = kv_clock_stopwatch_ns() + PLANT_HELD_NS;
+        flow->req->out.receipt = removal->receipt;
+        flow_finish(flow);
+        return;
+    }
+#endif
+    removal->batch = NULL; /* The store's from here on. */
+    kv_batch_post(batch, session_gone, removal);
+}
+
+#ifdef CACHED_TEST_HOOKS
+/* The planted bug: answered long ago. */
+static void post_held(struct removal *removal)
+{
+    struct kv_batch *batch = removal->batch;
+    if (removal->held_ns == 0 || kv_clock_stopwatch_ns() < removal->held_ns) return;
+    removal->held_ns = 0;
+    removal->batch = NULL;
+    kv_batch_post(batch, session_gone, removal);
+}
+#endif
+
+static kv_status take_record(struct removal *removal, const struct kv_manifest_put *put)
+{
+    struct kv_store *store = removal->shard->store;
+    const struct kv_session_id *id = &removal->session->id;
+    struct kv_record_page page;
+    struct kv_checkpoint_id checkpoint;
+    if (put->key_bytes == 34 && put->key[17] == 'N') {
+        memcpy(checkpoint.bytes, put->key + 18, sizeof(checkpoint.bytes));
+        removal->nodes++;
+        return removal->dry_run ? KV_OK : kv_batch_delete_node(removal->batch, id, &checkpoint);
+    }
+    if (put->key_bytes != 26 || put->key[17] != 'P') return KV_OK; /* Not one of ours. */
+    uint64_t uid = 0;
+    for (uint32_t i = 0; i < 8; i++)
+        uid = uid << 8 | put->key[18 + i];
+    kv_status status = removal->dry_run ? KV_OK : kv_batch_delete_page(removal->batch, id, uid);
+    if (status != KV_OK || kv_record_page_decode(put->value, put->value_bytes, &page) != KV_OK ||
+        !kv_store_segment_recorded(store, page.ssd_page))
+        return status;
+    removal->pages++;
+    return removal->dry_run ? KV_OK : kv_batch_free_ssd(removal->batch, page.ssd_page);
+}
+
+static void scan_post(struct removal *removal);
+
+static void scanned(struct kv_msg *msg)
+{
+    struct removal *removal = KV_CONTAINER_OF(msg, struct removal, scan.msg);
+    struct kv_manifest_put put, last = {0};
+    uint32_t offset = 0;
+    kv_status status = removal->scan.status;
+    removal->shard->store->operations--;
+    if (flow_cancelled(removal->flow)) {
+        removal_fail(removal, KV_OK);
+        return;
+    }
+    if (removal->dry_run && kv_index_session_find(removal->shard->store->index,
+                                                  &removal->scanned) != removal->session) {
+        removal->session = NULL; /* It went meanwhile. */
+        session_next(removal);
+        return;
+    }
+    while (status == KV_OK && kv_manifest_scan_next(&removal->scan, &offset, &put)) {
+        last = put;
+        status = take_record(removal, &put);
+    }
+    if (status != KV_OK) {
+        removal_fail(removal, status);
+    } else if (removal->scan.more && last.key != NULL) {
+        memcpy(removal->start, last.key, last.key_bytes);
+        removal->start[last.key_bytes] = 0; /* The next key after the last one. */
+        removal->scan.start_bytes = last.key_bytes + 1;
+        scan_post(removal);
+    } else {
+        records_read(removal);
+    }
+}
+
+static void scan_post(struct removal *removal)
+{
+    struct kv_store *store = removal->shard->store;
+    const uint32_t start_bytes = removal->scan.start_bytes;
+    removal->scan = (struct kv_manifest_scan){
+        .msg.run = scanned,
+        .reply = store->options.mailbox,
+        .prefix = removal->key,
+        .prefix_bytes = kv_key_tree(&removal->session->id, removal->key),
+        .start = start_bytes == 0 ? NULL : removal->start,
+        .start_bytes = start_bytes,
+        .record_max = SCAN_RECORDS,
+        .buf = removal->buf,
+        .buf_bytes = SCAN_BYTES,
+    };
+    store->operations++;
+    kv_manifest_scan_post(store->manifest, &removal->scan);
+}
+
+static void removals_durable(void *context, kv_status status)
+{
+    struct removal *removal = context;
+    if (status == KV_OK)
+        scan_post(removal);
+    else
+        removal_fail(removal, KV_IO);
+}
+
+static void post_barrier(struct removal *removal, struct kv_batch *barrier)
+{
+    kv_batch_barrier(barrier);
+    kv_batch_post(barrier, removals_durable, removal);
+}
+
+/* Reader and writer are two threads: no record may be seen whose removal is on its way, or its
+ * place would be freed twice. */
+static void records_start(struct removal *removal)
+{
+    struct kv_store *store = removal->shard->store;
+    removal->nodes = removal->pages = 0;
+    removal->scan.start_bytes = 0;
+    removal->scanned = removal->session->id;
+    if (removal->dry_run) {
+        scan_post(removal);
+        return;
+    }
+    removal->batch = kv_batch_create(store);
+    struct kv_batch *barrier = NULL;
+    if (store->removals > 0 || store->dead != NULL) barrier = kv_batch_create(store);
+    if (removal->batch == NULL || (barrier == NULL && (store->removals > 0 || store->dead != NULL)))
+        removal_fail(removal, KV_NOMEM);
+    else if (barrier != NULL)
+        post_barrier(removal, barrier);
+    else
+        scan_post(removal);
+}
+
+/* ---- one session: out of reach ---- */
+
+static bool is_at_rest(const struct removal *removal)
+{
+    const struct kv_session *session = removal->session;
+    const uint32_t own = removal->flow->session == session;
+    return session->busy == NULL && session->flows == own && session->commits == 0 &&
+           session->load != KV_LOAD_RUNNING;
+}
+
+static void wait_look(struct removal *removal)
+{
+    struct shard *shard = removal->shard;
+    struct kv_session *session = removal->session;
+    struct flow *flow = removal->flow;
+    if (flow_cancelled(flow)) {
+        removal_fail(removal, KV_OK);
+        return;
+    }
+    if (!is_at_rest(removal)) {
+        struct flow *running = session->busy;
+        if (running != NULL && !atomic_exchange(&running->req->cancelled, true))
+            shard->look_now = true; /* It may only wait. */
+        removal->waiting = true;
+        return;
+    }
+    removal->waiting = false;
+    live_release(shard, session->live);
+    if (session->load == KV_LOAD_DONE) kv_store_unload(shard->store, session);
+    /* From here on nothing but this removal knows the session. */
+    if (flow->session == session) {
+        flow->session = NULL;
+        session->flows--;
+    }
+    records_start(removal);
+}
+
+void delete_tick(struct shard *shard)
+{
+    struct removal *next = NULL;
+    for (struct removal *removal = shard->removals; removal != NULL; removal = next) {
+        next = removal->next;
+#ifdef CACHED_TEST_HOOKS
+        if (removal->held_ns != 0) {
+            post_held(removal);
+            continue;
+        }
+#endif
+        if (removal->waiting) wait_look(removal);
+    }
+}
+
+static void session_start(struct removal *removal, struct kv_session *session)
+{
+    removal->session = session;
+    if (removal->dry_run) {
+        records_start(removal);
+        return;
+    }
+    session->deleting = true;
+    wait_look(removal);
+}
+
+/* ---- the calls ---- */
+
+static void user_gone(void *context, kv_status status)
+{
+    struct removal *removal = context;
+    struct kv_user *user = removal->user;
+    if (status != KV_OK) {
+        removal_fail(removal, KV_IO);
+        return;
+    }
+    removal->user = NULL;
+    kv_index_user_remove(removal->shard->store->index, user);
+    removal_end(removal);
+}
+
+static void user_end(struct removal *removal)
+{
+    struct kv_batch *batch = removal->dry_run ? NULL : kv_batch_create(removal->shard->store);
+    if (removal->dry_run) {
+        removal_end(removal);
+        return;
+    }
+    if (batch == NULL || kv_batch_delete_user(batch, &removal->user->id) != KV_OK) {
+        kv_batch_discard(batch);
+        removal_fail(removal, KV_NOMEM);
+        return;
+    }
+    kv_batch_post(batch, user_gone, removal);
+}
+
+static void session_next(struct removal *removal)
+{
+    assert(removal->session == NULL);
+    while (removal->id_next < removal->id_count) {
+        struct kv_session *session =
+            kv_index_session_find(removal->shard->store->index, &removal->ids[removal->id_next++]);
+        if (session == NULL) continue; /* Its owner was faster. */
+        if (removal->flow != NULL && flow_cancelled(removal->flow)) {
+            removal_fail(removal, KV_OK);
+        } else if (session->deleting) {
+            /* Its owner deletes it now: the two would wait for each other's end. */
+            if (removal->flow != NULL) {
+                flow_fail(removal->flow, KV_REASON_SESSION_BUSY, "session_id", NULL, session->name);
+                removal->flow->req->out.failure.retry_ms = 50;
+            }
+            removal_fail(removal, KV_OK);
+        } else {
+            session_start(removal, session);
+        }
+        return;
+    }
+    if (removal->user != NULL)
+        user_end(removal);
+    else
+        removal_end(removal);
+}
+
+static struct removal *removal_make(struct flow *flow, bool dry_run)
+{
+    struct removal *removal = calloc(1, sizeof(*removal));
+    if (removal == NULL) return NULL;
+    removal->buf = malloc(SCAN_BYTES);
+    if (removal->buf == NULL) {
+        free(removal);
+        return NULL;
+    }
+    removal->shard = flow->shard;
+    removal->flow = flow;
+    removal->dry_run = dry_run;
+    removal->next = flow->shard->removals;
+    flow->shard->removals = removal;
+    return removal;
+}
+
+void flow_delete_session(struct flow *flow)
+{
+    struct request *req = flow->req;
+    const struct kv_session *known =
+        kv_index_session_find(flow->shard->store->index, &req->in.session);
+    /* Again, after a lost answer. */
+    if (known == NULL && deleted_is(flow->shard, &req->in.session)) {
+        flow_finish(flow);
+        return;
+    }
+    if (!flow_find_session(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    struct removal *removal = removal_make(flow, req->in.u.remove.dry_run);
+    if (removal == NULL) {
+        flow_fail_status(flow, KV_NOMEM);
+        flow_finish(flow);
+        return;
+    }
+    session_start(removal, flow->session);
+}
+
+/* Ids of the user's sessions: those that are opened from now on are refused. */
+static bool collect(struct removal *removal)
+{
+    struct kv_index *index = removal->shard->store->index;
+    for (int fill = 0; fill < 2; fill++) {
+        struct kv_session *session = NULL;
+        uint32_t bucket = 0, count = 0;
+        while ((session = kv_index_session_next(index, &bucket, session)) != NULL) {
+            if (session->user != removal->user) continue;
+            if (fill) removal->ids[count] = session->id;
+            count++;
+        }
+        removal->id_count = count;
+        if (!fill) removal->ids = malloc(sizeof(*removal->ids) * KV_MAX(count, 1u));
+        if (removal->ids == NULL) return false;
+    }
+    return true;
+}
+
+void flow_erase_user(struct flow *flow)
+{
+    struct request *req = flow->req;
+    struct kv_user *user = kv_index_user_find(flow->shard->store->index, &req->in.u.remove.user);
+    if (user == NULL) { /* Never there, or erased already. */
+        flow_finish(flow);
+        return;
+    }
+    req->out.receipt.found = true;
+    if (user->erasing) {
+        flow_fail(flow, KV_REASON_SESSION_BUSY, "user", NULL, req->in.u.remove.user_name);
+        req->out.failure.retry_ms = 50;
+        flow_finish(flow);
+        return;
+    }
+    struct removal *removal = removal_make(flow, req->in.u.remove.dry_run);
+    if (removal == NULL) {
+        flow_fail_status(flow, KV_NOMEM);
+        flow_finish(flow);
+        return;
+    }
+    removal->user = user;
+    removal->receipt.found = true;
+    user->erasing = !removal->dry_run;
+    if (collect(removal))
+        session_next(removal);
+    else
+        removal_fail(removal, KV_NOMEM);
+}

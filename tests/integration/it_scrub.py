@@ -1,0 +1,554 @@
+"""The scrub: everything stored is read again; what is broken is found, named, dropped, and its place
+is given to nobody any more.
+
+What is expected comes from tests/integration/state_files.py, which reads a directory by the offsets
+of docs/format.md.
+"""
+
+import os
+import re
+import subprocess
+import threading
+import time
+
+from cli import Tool, token_file
+from daemon import admin_pb, check, equal, expect, failure, pb, scratch
+from state_files import State, kvdump
+from talk import (
+    PAGE, REPLAY, Box, Talk, case, even, flip, patiently, resumed, rng, run_cases, tokens)
+
+FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.bytes": "8MiB"}
+STATUS, START, STOP = (admin_pb.SCRUB_ACTION_STATUS, admin_pb.SCRUB_ACTION_START,
+                       admin_pb.SCRUB_ACTION_STOP)
+
+
+def scrub(box, action=STATUS, **fields):
+    return box.operator.Scrub(admin_pb.ScrubRequest(action=action, **fields))
+
+
+def whole_pass(box, seconds=60, **fields):
+    """Starts a pass and waits for its end."""
+    equal(scrub(box, START, **fields).changed, True, "the pass is a new one")
+    return end_of_pass(box, seconds)
+
+
+def end_of_pass(box, seconds=60):
+    end = time.monotonic() + seconds
+    got = scrub(box)
+    while got.running and time.monotonic() < end:
+        time.sleep(0.01)
+        got = scrub(box)
+    check(not got.running, f"the pass ended: {got}")
+    return got
+
+
+def tool(box, user="ops"):
+    return Tool("unix:" + box.socket, token_file(box.directory, user))
+
+
+def stored(box, count=6, shortest=150, longest=700):
+    """Closed sessions of two users; {"user/name": prompt}."""
+    prompts = {}
+    for i in range(count):
+        user = ("alice", "bob")[i % 2]
+        prompt = tokens(rng.randrange(shortest, longest))
+        talk = Talk(box.client(user), f"s{i}")
+        got = patiently(talk.prefill, prompt[:len(prompt) // 2], level=pb.LEVEL_SSD)
+        got = patiently(talk.prefill, prompt, level=pb.LEVEL_SSD)
+        equal(got.save_reason, "", "saved")
+        talk.close()
+        prompts[f"{user}/s{i}"] = prompt
+    return prompts
+
+
+def places_add_up(box, what):
+    """free + used + quarantined is every page of every segment file."""
+    ssd = box.tier("ssd")
+    whole = sum((os.path.getsize(p) - 4096) // box.stats().page_bytes for p in box.segments())
+    usage = scrub(box)
+    bad = box.counter("cached_tier_quarantined_bytes", 'tier="ssd"') / box.stats().page_bytes
+    equal(usage.quarantined_pages, bad, f"{what}: quarantined, in status and in stats")
+    free = box.counter("cached_tier_free_bytes", 'tier="ssd"') / box.stats().page_bytes
+    equal(free + ssd.items_used + bad, whole, f"{what}: free + used + quarantined")
+
+
+@case
+def a_whole_directory():
+    box = Box("synthetic", FLAGS).start()
+    first = scrub(box)
+    equal((first.running, first.rate_bytes, first.passes, first.full_age_ms), (False, 0, 0, 0),
+          "before the first pass")
+    prompts = stored(box)
+    box.restart()
+    used = box.tier("ssd").items_used
+    age = box.counter("cached_scrub_age_seconds")
+    for n in (1, 2):
+        got = whole_pass(box)
+        equal((got.pages, got.pages_total, got.bytes), (used, used, used * 20480), "pages read")
+        equal((got.damaged, got.unread, got.waiting, got.checkpoints_dropped, got.passes),
+              (0, 0, 0, 0, n), "nothing is wrong")
+        equal(got.rate_bytes, 200 << 20, "the configured rate")
+        check(got.full_age_ms >= 1, "the age of the pass")
+    check(age > 0 and box.counter("cached_scrub_age_seconds") < 60, "age in the counters")
+    equal(box.counter("cached_scrub_pages_total"), 2 * used, "pages counted")
+    equal(box.counter("cached_scrub_bytes_total"), 2 * used * 20480, "bytes counted")
+    equal(box.counter("cached_scrub_passes_total"), 2, "passes counted")
+    equal(box.counter("cached_index_nodes"), 0, "no tree was loaded for it")
+    for label, prompt in prompts.items():
+        user, name = label.split("/")
+        resumed(Talk(box.client(user), name).prefill(prompt + tokens(5)), REPLAY,
+                even(len(prompt)), label)
+    places_add_up(box, "whole")
+    box.no_wrong_bytes()
+    box.stop()
+
+
+def damage_some(state, count):
+    """Flips one bit in each of some pages: [page]."""
+    hurt = rng.sample(state.pages(), count)
+    for page in hurt:
+        path, offset = state.where(page)
+        flip(path, offset + rng.choice((rng.randrange(256), rng.randrange(256, state.page_bytes))))
+    return hurt
+
+
+@case
+def one_pass_finds_every_flip():
+    """R9: all of them; each named with file, offset and owners; what is not hurt is served."""
+    box = Box("synthetic", FLAGS).start()
+    prompts = stored(box, 8)
+    box.stop()
+    state = State(box.state)
+    hurt = damage_some(state, 5)
+    owners = {page.place: len(state.trees[page.session].owners(page.uid)) for page in hurt}
+    gone = {page.session: set() for page in hurt}
+    for page in hurt:
+        gone[page.session] |= state.trees[page.session].below(page.uid)
+    bytes_of = {page.place: state.read(page) for page in hurt}
+    box.start()
+    offset = len(box.log())
+    got = whole_pass(box)
+    equal((got.damaged, got.quarantined_pages, got.waiting), (5, 5, 0), "found")
+    equal(got.checkpoints_dropped, sum(map(len, gone.values())), "checkpoints dropped")
+    listed = {q.page: q for q in got.quarantined}
+    equal(sorted(listed), sorted(p.place for p in hurt), "the places that are listed")
+    for page in hurt:
+        q, (path, at) = listed[page.place], state.where(page)
+        equal((os.path.join(box.state, "ssd", q.file), q.offset, q.generation, q.found_by),
+              (path, at, page.generation, "scrub"), f"page {page.place}")
+        equal(q.owners, owners[page.place], "owners")
+        check(len(q.cause) > 5, f"cause {q.cause!r}")
+        line = f"file={q.file} offset={at} "
+        equal(box.log(offset).count(line), 1, f"log lines that name {line}")
+    equal(box.counter("cached_checksum_failures_total", 'tier="ssd",where="scrub"'), 5, "counted")
+    places_add_up(box, "after the pass")
+    again = whole_pass(box)
+    equal((again.damaged, again.quarantined_pages), (0, 5), "a second pass finds no more")
+    for label, prompt in prompts.items():
+        user, name = label.split("/")
+        session = state.session(label)
+        result = Talk(box.client(user), name).prefill(prompt + tokens(5))
+        equal(result.weakened, 0, f"{label}: no turn meets damage any more")
+        if session not in gone:
+            resumed(result, REPLAY, even(len(prompt)), f"{label} is not hurt")
+    box.no_wrong_bytes()
+    box.stop()
+
+    code, out, _ = kvdump("verify", box.state)
+    equal(code, 0, f"kvdump verify: {out}")
+    equal(len(re.findall("^quarantined: segment", out, re.M)), 5, "kvdump names them")
+    code, out, _ = kvdump("print", "--json", box.state)
+    equal(out.count('"found_by": "scrub"'), 5, "so does its JSON")
+    features = int.from_bytes(State(box.state).superblock[48:56], "little")
+    check(features & 4, f"bit 2 of the features is set: {features:#x}")
+    box.start()
+    equal(scrub(box).quarantined_pages, 5, "after a restart they are as before")
+    equal({q.page: q.owners for q in scrub(box).quarantined},
+          {q.page: q.owners for q in got.quarantined}, "with their owners")
+    places_add_up(box, "after a restart")
+    fill(box)
+    places_add_up(box, "when the tier is full")
+    box.stop()
+    for page in hurt:
+        equal(State(box.state).read(page) == bytes_of[page.place], True,
+              f"nobody wrote to page {page.place}")
+
+
+def fill(box):
+    """Saves until the tier is full."""
+    client = box.client()
+    for i in range(200):
+        talk = Talk(client, f"fill{i}")
+        if patiently(talk.prefill, tokens(900), level=pb.LEVEL_SSD).save_reason:
+            return
+        talk.close()
+    check(False, "the tier is never full")
+
+
+@case
+def owners_are_counted():
+    """One damaged page of a conversation: its owners are the checkpoints whose rows it holds."""
+    box = Box("synthetic", FLAGS).start()
+    talk = Talk(box.client(), "long")
+    history = tokens(140)
+    for _ in range(4):
+        patiently(talk.prefill, history, level=pb.LEVEL_SSD)
+        history += tokens(60)
+    talk.close()
+    box.stop()
+    state = State(box.state)
+    page = rng.choice([p for p in state.pages() if p.position <= 2 * PAGE])
+    path, offset = state.where(page)
+    flip(path, offset + 256 + 512 + rng.randrange(1000))
+    box.start()
+    got = whole_pass(box)
+    equal([q.owners for q in got.quarantined],
+          [len(state.trees[page.session].owners(page.uid))], "owners")
+    check(got.quarantined[0].cause.startswith("checksum 0x"), got.quarantined[0].cause)
+    equal(got.checkpoints_dropped, len(state.trees[page.session].below(page.uid)), "dropped")
+    box.stop()
+
+
+@case
+def stale_and_swapped_pages():
+    """Well formed, whole, and not what the record means."""
+    box = Box("synthetic", FLAGS).start()
+    stored(box, 6, 300, 600)
+    box.stop()
+    state = State(box.state)
+    one, two, three, four = rng.sample([p for p in state.pages() if p.count == PAGE], 4)
+    bytes_one, bytes_two = state.read(one), state.read(two)
+    state.write(one, bytes_two)
+    state.write(two, bytes_one)
+    state.write(three, bytes(state.page_bytes))
+    state.write(four, bytes_one)
+    box.start()
+    got = whole_pass(box)
+    equal(got.damaged, 4, "all four are found")
+    causes = {q.page: q.cause for q in got.quarantined}
+    equal(causes[three.place], "wrong magic", "a page of zeros")
+    check(all(len(causes[p.place]) > 5 for p in (one, two, four)), f"{causes}")
+    box.stop()
+
+
+@case
+def a_read_quarantines_as_well():
+    box = Box("synthetic", FLAGS).start()
+    prompts = stored(box, 2, 400, 600)
+    box.stop()
+    state = State(box.state)
+    page = next(p for p in state.pages() if p.position == PAGE and
+                state.label(p.session) == "alice/s0")
+    path, offset = state.where(page)
+    flip(path, offset + 300)
+    box.start()
+    prompt = prompts["alice/s0"]
+    before = len(box.log())
+    got = Talk(box.client(), "s0").prefill(prompt + tokens(5), level=pb.LEVEL_SSD)
+    equal((got.weakened, got.reason), (1, "CORRUPT"), "the turn that met it")
+    status = scrub(box)
+    equal([(q.page, q.found_by) for q in status.quarantined], [(page.place, "read")], "listed")
+    equal(status.damaged, 0, "the scrub found nothing")
+    equal(box.log(before).count("event=page_damaged"), 1, "one line in the log")
+    places_add_up(box, "after a read")
+    tool(box).code(0, "scrub", "status")
+    box.crash()
+    equal([q.page for q in scrub(box).quarantined], [page.place], "after kill -9")
+    box.stop()
+
+
+@case
+def a_short_file_is_no_bad_place():
+    """Pages beyond the end of a file are lost, their places are not."""
+    box = Box("synthetic", FLAGS).start()
+    stored(box, 6)
+    for name in ("s0", "s2", "s4"):
+        Talk(box.client(), name).close()
+    last = box.segments()[1]
+    os.truncate(last, 4096 + 3 * 20480)
+    got = whole_pass(box)
+    check(got.damaged > 0, "pages are missing")
+    equal(got.quarantined_pages, 0, "none is quarantined")
+    check("its file ends before it" in box.log(), "the log says why")
+    check(got.checkpoints_dropped > 0, "what needs them is dropped")
+    box.stop()
+
+
+@case
+def sessions_in_use_wait():
+    """A finding of a session that is busy is settled when the session is at rest."""
+    box = Box("synthetic", FLAGS).start()
+    prompts = stored(box, 2, 500, 600)
+    box.stop()
+    state = State(box.state)
+    page = next(p for p in state.pages() if p.position == 2 * PAGE and
+                state.label(p.session) == "bob/s1")
+    path, offset = state.where(page)
+    box.start()
+    talk = Talk(box.client("bob"), "s1")
+    resumed(talk.prefill(prompts["bob/s1"] + tokens(3), no_checkpoint=True), REPLAY,
+            even(len(prompts["bob/s1"])), "before the damage")
+    stream = talk.stream(60000, no_checkpoint=True, timeout=60)
+    next(stream)
+    flip(path, offset + 5000)
+    scrub(box, START)
+    end = time.monotonic() + 20
+    got = scrub(box)
+    while got.waiting == 0 and got.running and time.monotonic() < end:
+        time.sleep(0.01)
+        got = scrub(box)
+    equal((got.running, got.waiting, got.damaged), (True, 1, 0), "it waits for the session")
+    stream.cancel()
+    got = end_of_pass(box)
+    equal((got.damaged, got.waiting, got.quarantined_pages), (1, 0, 1), "then it is settled")
+    check(box.is_up(), "the daemon is up")
+    box.no_wrong_bytes()
+    box.stop()
+
+
+@case
+def nothing_that_moves_is_called_damaged():
+    """Pages are written again, removed and their places used by others while passes run."""
+    box = Box("synthetic", dict(FLAGS, **{"ssd.bytes": "4MiB"})).start()
+    stop = threading.Event()
+    errors = []
+
+    def write(index):
+        try:
+            client = box.client(("alice", "bob")[index % 2])
+            turn = 0
+            while not stop.is_set():
+                talk = Talk(client, f"w{index}-{turn}", ttl_ms=60000)
+                history = tokens(100)
+                for _ in range(6):
+                    patiently(talk.prefill, history, level=pb.LEVEL_SSD)
+                    history += tokens(40)
+                talk.close()
+                turn += 1
+                if turn % 4 == 0 and index == 0:
+                    box.advance(61000)  # All of them expire: places are free again.
+        except Exception as error:  # Told by the main thread.
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+    for thread in writers:
+        thread.start()
+    passes, read = 0, 0
+    end = time.monotonic() + 6
+    while time.monotonic() < end and not errors:
+        got = whole_pass(box)
+        passes += 1
+        read += got.pages
+        equal((got.damaged, got.unread), (0, 0), "what moved is not damaged")
+    stop.set()
+    for thread in writers:
+        thread.join()
+    check(not errors, f"writers: {errors}")
+    check(passes > 3 and read > 50, f"{passes} passes read {read} pages")
+    equal(scrub(box).quarantined_pages, 0, "nothing is quarantined")
+    box.no_wrong_bytes()
+    places_add_up(box, "after all")
+    box.stop()
+
+
+def turns(box, seconds):
+    """Milliseconds of each of many turns of one conversation on a stored session."""
+    talk = Talk(box.client(), f"t{rng.randrange(1 << 30)}")
+    history, took = tokens(200), []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.monotonic()
+        patiently(talk.prefill, history, level=pb.LEVEL_SSD)
+        took.append((time.monotonic() - began) * 1000)
+        history += tokens(8)
+        if len(history) > 900:
+            talk.close()
+            talk = Talk(box.client(), f"t{rng.randrange(1 << 30)}")
+            history = tokens(200)
+    return sorted(took)
+
+
+@case
+def turns_beside_a_scrub():
+    """Prints the times of turns with and without a scrub beside them; both are served in full."""
+    box = Box("synthetic", dict(FLAGS, **{"ssd.bytes": "64MiB", "ssd.segment_bytes": "8MiB"}))
+    box.start()
+    stored(box, 30, 600, 1000)
+    alone, beside, reads = [], [], 0
+    for _ in range(3):
+        alone += turns(box, 1.0)
+        running = threading.Event()
+
+        def again():
+            while not running.is_set():
+                if not scrub(box).running:
+                    scrub(box, START)
+                time.sleep(0.02)
+        thread = threading.Thread(target=again)
+        before = box.counter("cached_scrub_bytes_total")
+        thread.start()
+        beside += turns(box, 1.0)
+        running.set()
+        thread.join()
+        reads += box.counter("cached_scrub_bytes_total") - before
+    for name, took in (("alone", alone), ("beside a scrub", beside)):
+        took.sort()
+        print(f"turns {name}: {len(took)}, p50 {took[len(took) // 2]:.2f} ms, "
+              f"p99 {took[len(took) * 99 // 100]:.2f} ms")
+    print(f"the scrub read {reads / 3 / (1 << 20):.0f} MiB/s beside them, set to 200")
+    check(reads > 0, "it read beside the turns")
+    check(len(beside) > 10, "turns were served beside it")
+    end_of_pass(box)
+    box.stop()
+
+
+@case
+def the_rate_is_kept():
+    box = Box("synthetic", dict(FLAGS, **{"scrub.rate": "1MiB"})).start()
+    stored(box, 8, 600, 900)
+    began = time.monotonic()
+    got = whole_pass(box)
+    seconds = time.monotonic() - began
+    rate = got.bytes / (1 << 20) / seconds
+    equal(got.rate_bytes, 1 << 20, "scrub.rate")
+    check(rate <= 1.15, f"{got.bytes} bytes in {seconds:.2f} s: {rate:.2f} MiB/s, set to 1")
+    check(rate >= 0.5, f"{rate:.2f} MiB/s, set to 1")
+    got = scrub(box, START)
+    got = scrub(box, START, rate_bytes=1 << 30)
+    equal((got.changed, got.running, got.rate_bytes), (False, True, 1 << 30), "a new rate")
+    began = time.monotonic()
+    end_of_pass(box)
+    check(time.monotonic() - began < seconds / 2, "it is faster from then on")
+    box.stop()
+
+
+@case
+def stop_and_restart():
+    box = Box("synthetic", dict(FLAGS, **{"scrub.rate": "1MiB"})).start()
+    stored(box, 8, 600, 900)
+    equal(scrub(box, STOP).changed, False, "nothing runs")
+    equal(scrub(box, START).changed, True, "it begins")
+    got = scrub(box, STOP)
+    equal(got.changed, True, "it is told to stop")
+    got = end_of_pass(box, 5)
+    check(got.pages < got.pages_total, "before its end")
+    equal((got.passes, got.full_age_ms), (0, 0), "it was no whole pass")
+    check("event=scrub_stopped" in box.log(), "the log says so")
+    scrub(box, START)
+    code, seconds = box.stop()
+    check(code == 0 and seconds < 5, f"a daemon stops while it runs: {seconds:.1f} s")
+    box.start()
+    equal(scrub(box).running, False, "a restart has stopped it")
+    scrub(box, START)
+    box.crash()
+    equal(scrub(box).running, False, "kill -9 as well")
+    box.stop()
+
+
+FAULT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+static ssize_t failing(const char *name, int fd, void *buf, size_t bytes, long offset)
+{
+    if (offset == atol(getenv("FAULT_OFFSET")) && access(getenv("FAULT_FILE"), F_OK) == 0) {
+        errno = EIO;
+        return -1;
+    }
+    return ((ssize_t (*)(int, void *, size_t, long))dlsym(RTLD_NEXT, name))(fd, buf, bytes, offset);
+}
+ssize_t pread(int fd, void *buf, size_t bytes, off_t offset)
+{
+    return failing("pread", fd, buf, bytes, offset);
+}
+ssize_t pread64(int fd, void *buf, size_t bytes, off64_t offset)
+{
+    return failing("pread64", fd, buf, bytes, offset);
+}
+"""
+
+
+@case
+def what_the_device_does_not_give_stays():
+    place = scratch()
+    library, trigger = os.path.join(place, "fault.so"), os.path.join(place, "now")
+    made = subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o",
+                           library, "-ldl"], input=FAULT.encode(), check=False)
+    if not check(made.returncode == 0, "the faulty pread is built"):
+        return
+    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    box = Box("synthetic", dict(FLAGS, **{"io.backend": "pool"}), env={
+        "LD_PRELOAD": library, "FAULT_FILE": trigger, "FAULT_OFFSET": str(4096 + 2 * 20480),
+        "ASAN_OPTIONS": sanitizer}).start()
+    prompts = stored(box, 4)
+    box.restart()
+    with open(trigger, "w", encoding="ascii"):
+        pass
+    got = whole_pass(box)
+    check(got.unread > 0, f"pages were not read: {got.unread}")
+    equal((got.damaged, got.checkpoints_dropped, got.quarantined_pages), (0, 0, 0), "all stay")
+    equal(box.counter("cached_scrub_read_failures_total"), got.unread, "counted")
+    check("event=page_read_failed where=scrub" in box.log(), "logged")
+    os.unlink(trigger)
+    equal(whole_pass(box).unread, 0, "the device is well again")
+    for label, prompt in prompts.items():
+        user, name = label.split("/")
+        resumed(Talk(box.client(user), name).prefill(prompt + tokens(5)), REPLAY,
+                even(len(prompt)), label)
+    box.stop()
+
+
+@case
+def the_commands():
+    box = Box("synthetic", FLAGS).start()
+    stored(box, 4)
+    ops = tool(box)
+    said = ops.code(0, "scrub", "status").stdout
+    check("scrub        idle" in said and "none since the daemon started" in said, said)
+    done = ops.code(0, "scrub", "start", "--wait", "--rate", "50MiB/s")
+    check("scrub        ended" in done.stdout and "(100 %)" in done.stdout, done.stdout)
+    got = ops.json("scrub", "status", "--json")
+    equal((got["running"], got["damaged"], got["rate_bytes"]), (False, 0, 50 << 20), "--json")
+    for bad in ("", "fast", "1", "1023KiB", "65GiB/s", "-1", "10MiB/m", "99999999999999999999GiB"):
+        wrong = ops.code(2, "scrub", "start", "--rate", bad)
+        check("1MiB/s to 64GiB/s" in wrong.stderr, wrong.stderr)
+    ops.code(2, "scrub", "status", "extra")
+    ops.code(2, "scrub", "begin")
+    ops.code(0, "scrub", "stop")
+    denied = tool(box, "alice").code(4, "scrub", "start")
+    check("ROLE_DENIED" in denied.stderr, denied.stderr)
+    tool(box, "stats").code(4, "scrub", "status")
+    box.stop()
+    state = State(box.state)
+    damage_some(state, 1)
+    box.start()
+    ops = tool(box)
+    found = ops.code(7, "scrub", "start", "--wait")
+    check(re.search(r"damaged      1 pages", found.stdout), found.stdout)
+    check(re.search(r"segment-\d{6}\.kv\t\d+\t\d+\tscrub\t", found.stdout), found.stdout)
+    equal(len(ops.json("scrub", "status", "--json", code=7)["quarantined"]), 1, "--json and exit 7")
+    status = ops.code(0, "stats").stdout
+    check("cached_tier_quarantined_bytes" in status, "stats have it")
+    box.stop()
+
+
+@case
+def bad_requests():
+    box = Box("synthetic", FLAGS).start()
+    for fields, field in (({}, "action"), ({"action": 4}, "action"),
+                          ({"action": START, "rate_bytes": 1000}, "rate_bytes"),
+                          ({"action": START, "rate_bytes": 65 << 30}, "rate_bytes"),
+                          ({"action": STATUS, "rate_bytes": 1 << 20}, "rate_bytes"),
+                          ({"action": STOP, "rate_bytes": 1 << 20}, "rate_bytes")):
+        expect(box.operator.Scrub, admin_pb.ScrubRequest(**fields), code="INVALID_ARGUMENT",
+               reason="SCRUB_INVALID", field=field)
+    equal(scrub(box).running, False, "none of them started one")
+    got = failure(box.client("stats").admin.Scrub, admin_pb.ScrubRequest(action=STATUS))
+    equal(got.code, "PERMISSION_DENIED", "role stats")
+    box.stop()
+
+
+if __name__ == "__main__":
+    run_cases(__doc__)
