@@ -46,7 +46,8 @@ static kv_status visit(void *context, const struct kv_manifest_put *put)
     if (page.ssd_page >= KV_ARRAY_COUNT(count->places))
         return differ(count, "a place beyond the tier", page.ssd_page, 2 * WORLD_PAGES_MAX);
     if (count->places[page.ssd_page]) return differ(count, "records of one place", 2, 1);
-    if (!kv_ssd_claimed(count->world->store->ssd, page.ssd_page))
+    if (!kv_ssd_claimed(count->world->store->ssd, page.ssd_page) &&
+        !kv_ssd_quarantined(count->world->store->ssd, page.ssd_page))
         return differ(count, "a recorded place that is free", page.ssd_page, UINT32_MAX);
     count->places[page.ssd_page] = true;
     count->sessions[session]++;
@@ -107,9 +108,10 @@ bool space_is_even(struct world *world, bool may_leak, char why[SPACE_WHY_BYTES]
         status = differ(count, "closed pages", usage.pages_closed, 0);
     if (status == KV_OK && world->store->freeing > 0)
         status = differ(count, "pages that never become free", world->store->freeing, 0);
-    if (status == KV_OK &&
-        (may_leak ? usage.pages_used < count->records : usage.pages_used != count->records))
-        status = differ(count, "pages in use", usage.pages_used, count->records);
+    /* Places found damaged just now are out of use; nobody drops what needs them. */
+    const uint64_t used = usage.pages_used + world->store->counters.quarantined;
+    if (status == KV_OK && (may_leak ? used < count->records : used != count->records))
+        status = differ(count, "pages in use or quarantined", used, count->records);
     if (status == KV_OK && !may_leak) status = charges(count);
     free(count);
     return status == KV_OK;
