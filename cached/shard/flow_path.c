@@ -53,7 +53,10 @@ static void page_arrived(struct kv_read *read, uint32_t k)
 static void path_read(struct kv_read *read)
 {
     struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
-    if (flow->path_status == KV_OK) path_advance(flow); /* All of them were in memory. */
+    /* What was in memory, and what never came: its check says that it could not be read. */
+    for (uint32_t k = 0; k < read->count; k++)
+        flow->path_there[k] = true;
+    if (flow->path_status == KV_OK) path_advance(flow);
     if (flow->path_status != KV_OK) {
         path_lost(flow, flow->read_pages[flow->path_next], flow->path_status);
         return;

@@ -6,7 +6,7 @@
  * computes what it lacks; a save goes on without the one who waits, whose answer says the level
  * that is reached and SSD_SLOW.  Until the device answers no further read or save is begun, and a
  * session whose save hangs has its next turn in memory.  "A while" is a quarter of the time that
- * the caller gives, at most KV_DISK_PATIENCE_MS.
+ * the caller gives, at least half a second and at most KV_DISK_PATIENCE_MS.
  */
 
 #include "cached/shard/shard_internal.h"
@@ -14,13 +14,15 @@
 #include "kvstore/base/bytes.h"
 
 #define PATIENCE_NS (KV_DISK_PATIENCE_MS * 1000000ull)
+#define LEAST_NS 500000000ull /* A busy device may take so long. */
 #define PAUSE_NS 1000000000ull
 
 static uint64_t patience_ns(const struct flow *flow)
 {
     const struct request *req = flow->req;
     if (req->deadline_ns == 0) return PATIENCE_NS;
-    return KV_MIN(PATIENCE_NS, (req->deadline_ns - req->out.times.arrived_ns) / 4);
+    const uint64_t quarter_ns = (req->deadline_ns - req->out.times.arrived_ns) / 4;
+    return KV_MIN(PATIENCE_NS, KV_MAX(LEAST_NS, quarter_ns));
 }
 
 /* What began after `now_ns` was taken is not. */
@@ -38,7 +40,9 @@ bool patience_is_over(const struct flow *flow)
         if (commit->session == flow->session &&
             is_late(kv_clock_stopwatch_ns(), commit->begun_ns, patience_ns(flow)))
             return true;
-    return false;
+    const struct compact *compact = &flow->shard->compact;
+    return compact->session == flow->session &&
+           is_late(kv_clock_stopwatch_ns(), compact->held_ns, patience_ns(flow));
 }
 
 /* A list first: each may finish, and give another one what it waits for. */

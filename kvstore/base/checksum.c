@@ -7,6 +7,8 @@
  * x^(8n) mod P.  The product of two reflected 32-bit values stands one bit low in 64 bits and the
  * crc32 of those 64 bits multiplies by x^32 again, so the constant for n bytes is x^(8n - 33) mod
  * P. It is applied by xor into the last 8 bytes of the third chain, which costs no extra crc32.
+ * Pages come from the device and are in no cache: what is next is fetched ahead, a third of the
+ * time.
  */
 
 #include "kvstore/base/checksum.h"
@@ -65,6 +67,7 @@ static uint32_t update_table(uint32_t crc, const uint8_t *p, size_t count)
 #define LONG_BYTES 1024u
 #define LONG_TWO 0xa51b6135u /* x^(8 * 2048 - 33) mod P, reflected. */
 #define LONG_ONE 0x170076fau /* x^(8 * 1024 - 33) */
+#define LINE_BYTES 64u
 #define SHORT_BYTES 64u
 #define SHORT_TWO 0x0d3b6092u /* x^(8 * 128 - 33) */
 #define SHORT_ONE 0x9e4addf8u /* x^(8 * 64 - 33) */
@@ -83,6 +86,14 @@ TARGET_CRC static inline uint64_t multiply(uint32_t crc, uint32_t factor)
     return (uint64_t)_mm_cvtsi128_si64(product);
 }
 
+/* The same place of the next three lanes.  The hardware looks ahead in each lane, and stops where
+ * the next one begins; where nothing follows, nothing happens. */
+TARGET_CRC static inline void fetch_ahead(const uint8_t *p, size_t lane, size_t at)
+{
+    for (size_t i = 3; i < 6; i++)
+        _mm_prefetch((const char *)p + i * lane + at, _MM_HINT_T0);
+}
+
 /* Three chains of `lane` bytes each, joined. */
 TARGET_CRC static inline uint32_t update_lanes(uint32_t crc, const uint8_t *p, size_t lane,
                                                uint32_t factor_two, uint32_t factor_one)
@@ -92,6 +103,7 @@ TARGET_CRC static inline uint32_t update_lanes(uint32_t crc, const uint8_t *p, s
     uint64_t c = 0;
     size_t i = 0;
     for (; i < lane - 8; i += 8) {
+        if (i % LINE_BYTES == 0) fetch_ahead(p, lane, i);
         a = _mm_crc32_u64(a, load_word(p + i));
         b = _mm_crc32_u64(b, load_word(p + lane + i));
         c = _mm_crc32_u64(c, load_word(p + 2 * lane + i));

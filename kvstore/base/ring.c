@@ -33,6 +33,7 @@
 #define REGIONS_MAX 4u
 #define FILES_MAX 1024u
 #define DEPTH_MAX 4096u
+#define SUBMIT_EARLY 4u
 
 /* Memory in pieces, told to the kernel one by one. */
 struct region {
@@ -47,6 +48,7 @@ struct ring {
     uint32_t depth;
     uint32_t in_kernel;          /* At most depth. */
     struct kv_disk_queue queue;  /* Started, not yet handed over. */
+    uint32_t queued;             /* Since somebody tried to. */
     struct kv_disk_queue failed; /* Refused by a broken ring. */
 
     struct io_uring uring;
@@ -274,6 +276,7 @@ static void uring_break(struct ring *ring, int sys_errno)
 
 static void uring_submit(struct ring *ring)
 {
+    ring->queued = 0;
     while (ring->queue.head != NULL && ring->in_kernel < ring->depth) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
         if (sqe == NULL) break; /* Full of entries a busy kernel has not taken yet. */
@@ -322,10 +325,11 @@ static int64_t file_result(struct ring *ring, const struct kv_disk_op *op, int64
 
 static uint32_t uring_reap(struct ring *ring)
 {
-    /* What the done functions start is not submitted in here, so this ends. */
+    /* What the done functions start is handed over a few at a time, because they may compute for
+     * long and the device should not run dry meanwhile; those are for the next run to reap. */
     uint32_t count = 0;
     struct io_uring_cqe *cqe;
-    while (io_uring_peek_cqe(&ring->uring, &cqe) == 0) {
+    for (uint32_t i = 0; i < ring->depth && io_uring_peek_cqe(&ring->uring, &cqe) == 0; i++) {
         const uint64_t data = cqe->user_data;
         const int result = cqe->res;
         io_uring_cqe_seen(&ring->uring, cqe);
@@ -336,13 +340,16 @@ static uint32_t uring_reap(struct ring *ring)
         struct kv_disk_op *op = (struct kv_disk_op *)(uintptr_t)data;
         ring->in_kernel--;
         count += kv_disk_result(op, file_result(ring, op, result));
+        if (ring->queued >= SUBMIT_EARLY && ring->broken_errno == 0) uring_submit(ring);
     }
     return count;
 }
 
 static void ring_start(struct kv_disk *disk, struct kv_disk_op *op)
 {
-    kv_disk_queue_push(&ring_of(disk)->queue, op);
+    struct ring *ring = ring_of(disk);
+    kv_disk_queue_push(&ring->queue, op);
+    ring->queued++;
 }
 
 static uint32_t ring_run(struct kv_disk *disk, int wake_fd, int timeout_ms)
@@ -356,6 +363,7 @@ static uint32_t ring_run(struct kv_disk *disk, int wake_fd, int timeout_ms)
     uring_wait(ring, wake_fd, ring->failed.head != NULL ? 0 : timeout_ms);
 
     uint32_t count = uring_reap(ring);
+    if (ring->broken_errno != 0) kv_disk_queue_append(&ring->failed, &ring->queue);
     struct kv_disk_queue failed = ring->failed;
     ring->failed = (struct kv_disk_queue){0};
     for (struct kv_disk_op *op; (op = kv_disk_queue_pop(&failed)) != NULL;)

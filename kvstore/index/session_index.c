@@ -35,7 +35,10 @@ struct kv_index {
     struct kv_node *node_free;             /* Chained by sibling. */
     uint32_t page_free;                    /* Chained by position. */
     uint32_t user_count, session_count, node_count, page_count;
-    uint64_t heap_bytes; /* Page lists of nodes, names. */
+    uint32_t users_with_pages;
+    uint64_t bytes_max;
+    uint64_t heap_bytes;    /* Page lists of nodes. */
+    uint64_t session_bytes; /* Entries of users and sessions, and names. */
     kv_index_page_free_fn *page_freed;
     void *page_freed_context;
 };
@@ -53,6 +56,7 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     struct kv_index *index = calloc(1, sizeof(*index));
     if (index == NULL) return KV_FAIL(err, KV_NOMEM, "allocate the index");
     index->model = options->model;
+    index->bytes_max = options->bytes;
     index->kernels = options->kernels;
     index->sessions_max = options->sessions_max;
     index->nodes_max = (uint32_t)KV_MIN(options->bytes / 2 / sizeof(struct kv_node), KV_NODES_MAX);
@@ -129,6 +133,7 @@ struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_i
     user->next = *bucket;
     *bucket = user;
     index->user_count++;
+    index->session_bytes += sizeof(*user);
     return user;
 }
 
@@ -171,19 +176,31 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
     session->next = *bucket;
     *bucket = session;
     index->session_count++;
-    index->heap_bytes += sizeof(*session) + strlen(name) + strlen(parent_name) + 2;
+    index->session_bytes += sizeof(*session) + strlen(name) + strlen(parent_name) + 2;
     return session;
+}
+
+void kv_index_session_pages(struct kv_index *index, struct kv_session *session, uint32_t pages)
+{
+    struct kv_user *user = session->user;
+    const bool had = user->pages > 0;
+    assert(user->pages >= session->pages);
+    user->pages += pages - session->pages;
+    session->pages = pages;
+    if (had && user->pages == 0) index->users_with_pages--;
+    if (!had && user->pages > 0) index->users_with_pages++;
 }
 
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
 {
     assert(session->roots == NULL);
+    kv_index_session_pages(index, session, 0);
     struct kv_session **link = &index->sessions[kv_load32(session->id.bytes) % SESSION_BUCKETS];
     while (*link != session)
         link = &(*link)->next;
     *link = session->next;
     index->session_count--;
-    index->heap_bytes -=
+    index->session_bytes -=
         sizeof(*session) + strlen(session->name) + strlen(session->parent_name) + 2;
     session_free(session);
 }
@@ -396,6 +413,7 @@ uint32_t kv_index_page_add(struct kv_index *index, struct kv_session *session)
                                           .ssd_page = KV_SSD_PAGE_NONE,
                                           .hbm_slot = KV_HBM_SLOT_NONE,
                                           .used = true};
+    kv_index_session_pages(index, session, session->pages + 1);
     index->page_count++;
     return page;
 }
@@ -417,6 +435,7 @@ void kv_index_page_unref(struct kv_index *index, uint32_t page)
     assert(object->refs > 0);
     if (--object->refs > 0) return;
     if (index->page_freed != NULL) index->page_freed(index->page_freed_context, page, object);
+    kv_index_session_pages(index, object->session, object->session->pages - 1);
     object->used = false;
     object->position = index->page_free;
     index->page_free = page;
@@ -461,14 +480,27 @@ struct kv_index_usage kv_index_usage(const struct kv_index *index)
 {
     return (struct kv_index_usage){
         .users = index->user_count,
+        .users_with_pages = index->users_with_pages,
         .sessions = index->session_count,
         .nodes = index->node_count,
         .nodes_max = index->nodes_max,
         .pages = index->page_count,
         .pages_max = index->pages_max,
-        .bytes = index->heap_bytes + (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
+        .bytes_sessions = index->session_bytes,
+        .bytes = index->session_bytes + index->heap_bytes +
+                 (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
                  (uint64_t)index->pages_touched * sizeof(struct kv_page),
     };
+}
+
+bool kv_index_has_room(const struct kv_index *index, uint32_t nodes, uint32_t pages)
+{
+    const uint64_t node_count = index->node_count + (uint64_t)nodes;
+    const uint64_t page_count = index->page_count + (uint64_t)pages;
+    const uint64_t beside = KV_MIN(index->session_bytes, index->bytes_max / 4 * 3);
+    return node_count <= index->nodes_max && page_count <= index->pages_max &&
+           node_count * sizeof(struct kv_node) + page_count * sizeof(struct kv_page) <=
+               index->bytes_max - beside;
 }
 
 uint64_t kv_index_kernels(const struct kv_index *index)

@@ -37,7 +37,7 @@ uint32_t kv_store_segment_count(const struct kv_store *store);
 struct kv_segment kv_store_segment(const struct kv_store *store, uint32_t number);
 /* Whether a record names the page. */
 bool kv_store_segment_recorded(const struct kv_store *store, uint32_t ssd_page);
-/* A checkpoint that needs the page was used (kv_store_renew(), and the records of a checkpoint). In
+/* A checkpoint that needs the page was used (kv_store_renew(), the records of a checkpoint).  In
  * memory; durable with the records of a checkpoint on the same pages. */
 void kv_store_segment_touch(struct kv_store *store, uint32_t ssd_page, uint64_t used_ms);
 /* In memory at once; durable with the next batch that touches it. */

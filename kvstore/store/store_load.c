@@ -34,9 +34,23 @@ struct load {
     struct kv_record_page *pages;
     uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
     uint32_t node_count, page_count;
+    bool waited;           /* For what was on its way when it was scanned first. */
     struct kv_node **made; /* Linked already, by id. */
     uint32_t made_mask;
 };
+
+static void load_forget_decoded(struct load *load)
+{
+    free(load->nodes);
+    free(load->pages);
+    free(load->page_objects);
+    free(load->made);
+    load->nodes = NULL;
+    load->pages = NULL;
+    load->page_objects = NULL;
+    load->made = NULL;
+    load->node_count = load->page_count = 0;
+}
 
 static void load_finish(struct load *load, kv_status status)
 {
@@ -49,10 +63,7 @@ static void load_finish(struct load *load, kv_status status)
     kv_load_done_fn *done = load->done;
     void *context = load->context;
     free(load->scan.buf);
-    free(load->nodes);
-    free(load->pages);
-    free(load->page_objects);
-    free(load->made);
+    load_forget_decoded(load);
     free(load);
     done(context, session, status);
 }
@@ -248,6 +259,7 @@ static void load_link(struct load *load)
 {
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
+    kv_index_session_pages(store->index, session, 0); /* Counted while they are linked. */
     const uint32_t recorded = session->recorded_nodes;
     session->recorded_nodes = 0; /* They are counted as they are linked. */
     load_pages(load);
@@ -270,6 +282,28 @@ static void load_link(struct load *load)
     store->checkpoints += session->recorded_nodes;
     store->checkpoints -= recorded;
     kv_store_record_count(store, session);
+}
+
+static void removals_done(void *context, kv_status status);
+
+/* A page that has moved is recorded at its new place from the moment that was posted, and the scan
+ * may have come before it was durable: then what it read is read again behind it. */
+static bool load_waits(struct load *load)
+{
+    struct kv_store *store = load->store;
+    bool all = true;
+    for (uint32_t i = 0; i < load->page_count; i++)
+        all &= kv_store_segment_recorded(store, load->pages[i].ssd_page);
+    if (all || load->waited) return false;
+    struct kv_batch *barrier = kv_batch_create(store);
+    if (barrier == NULL) {
+        load_finish(load, KV_NOMEM);
+        return true;
+    }
+    load->waited = true;
+    load_forget_decoded(load);
+    kv_batch_post(barrier, removals_done, load);
+    return true;
 }
 
 static kv_status load_unreadable(struct load *load)
@@ -313,6 +347,7 @@ static void load_scanned(struct kv_msg *msg)
         return;
     }
     if (status == KV_OK) status = load_decode(load);
+    if (status == KV_OK && load_waits(load)) return;
     if (status == KV_OK && !kv_store_make_room(store, load->node_count, load->page_count))
         status = KV_BUSY;
     if (status == KV_OK) load_link(load);
@@ -332,10 +367,12 @@ static void load_scan(struct load *load)
     struct kv_store *store = load->store;
     struct kv_batch *barrier = NULL;
     if (store->removals > 0 || store->dead != NULL) barrier = kv_batch_create(store);
-    if (barrier != NULL)
+    if (barrier != NULL) {
+        kv_batch_barrier(barrier);
         kv_batch_post(barrier, removals_done, load);
-    else
+    } else {
         kv_manifest_scan_post(store->manifest, &load->scan);
+    }
 }
 
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
@@ -371,7 +408,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
     assert(session->load == KV_LOAD_DONE);
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
-    const uint32_t recorded = session->recorded_nodes;
+    const uint32_t recorded = session->recorded_nodes, pages = session->pages;
     store->unloading = true;
     while (session->roots != NULL) {
         struct kv_node *node = session->roots;
@@ -383,6 +420,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     store->unloading = false;
     session->head = NULL;
     session->recorded_nodes = recorded;
+    kv_index_session_pages(store->index, session, pages);
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }
@@ -403,10 +441,7 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages)
 {
     for (;;) {
-        const struct kv_index_usage usage = kv_index_usage(store->index);
-        if (usage.nodes + (uint64_t)nodes <= usage.nodes_max &&
-            usage.pages + (uint64_t)pages <= usage.pages_max)
-            return true;
+        if (kv_index_has_room(store->index, nodes, pages)) return true;
         struct kv_session *victim = least_recent_idle(store);
         if (victim == NULL) return false;
         kv_store_unload(store, victim);

@@ -46,3 +46,7 @@ void cr_flip_index(struct cr_damage *damage, struct ex_random *random, struct cr
 /* Of a file of two copies, 4 KiB each: "superblock", "acknowledged". */
 void cr_flip_twin(const char *state, const char *name, struct ex_random *random,
                   struct cr_flip *ret_flip);
+
+/* stock.c: one more session of the writer's, of two or three turns, stored.  It ends before a turn
+ * whose call fails, which is counted. */
+void cr_stock(struct cr_writer *writer);

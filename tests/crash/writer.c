@@ -50,7 +50,8 @@ static void end(struct cr_writer *writer, struct cr_session *session)
  * away may have the record all the same. */
 static void end_saved(struct cr_writer *writer, struct cr_session *session, const char *save_reason)
 {
-    const bool saved = save_reason[0] == '\0';
+    /* A slow machine: it is as not saved yet. */
+    const bool saved = save_reason[0] == '\0' || strcmp(save_reason, "SSD_SLOW") == 0;
     if (!saved && !killing(writer))
         cr_fail(writer, CR_WRONG, session, NULL, "not saved: %s", save_reason);
     end(writer, session);
@@ -62,7 +63,8 @@ static void failed(struct cr_writer *writer, struct cr_session *session, const c
 {
     cr_note(writer->run, session, "failed: %.200s", why);
     session->head = 0;
-    if (killing(writer)) return; /* Its result is unknown: it stays in flight. */
+    /* Its result is unknown: it stays in flight. */
+    if (killing(writer) || strstr(why, "SSD_SLOW") != NULL) return;
     /* Equal tokens with other marks are another branch, which we do not keep apart. */
     if (strstr(why, "HEAD_MOVED") == NULL && strstr(why, "HEAD_EMPTY") == NULL &&
         strstr(why, "CHECKPOINT_OTHER_BRANCH") == NULL &&

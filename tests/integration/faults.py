@@ -8,7 +8,8 @@ import subprocess
 
 import daemon
 from daemon import check, equal, scratch
-from talk import EXACT, MISS, Talk, patiently, resumed, rng, skip_case, tokens
+from talk import (
+    EXACT, MISS, PAGE, WINDOW, Talk, even, patiently, resumed, rng, skip_case, tokens)
 
 MIB = 1 << 20
 with open(daemon.BINARY, "rb") as _binary:
@@ -53,6 +54,79 @@ def recovered(box, offset=0):
     equal((stats.recovered_checkpoints, stats.dropped_checkpoints), said,
           "GetStats against the log: (recovered, dropped)")
     return said
+
+
+# Small enough that pages leave HBM and several segments are in use.
+CROWDED = {"hbm.bytes": "2MiB", "ssd.segment_bytes": "256KiB", "engine.live_sessions": "4"}
+
+
+def stored_sessions(box, count, low=100, high=700):
+    """Sessions with one acknowledged checkpoint each: {name: prompt}."""
+    client = box.client()
+    prompts = {f"s{i}": tokens(rng.randrange(low, high)) for i in range(count)}
+    for name, prompt in prompts.items():
+        talk = Talk(client, name)
+        equal(patiently(talk.prefill, prompt).save_reason, "", f"{name}: saved")
+        talk.close()
+    return prompts
+
+
+def pages_on_disk(box):
+    """Every page in the segment files: [(path, offset, position, its ids)]."""
+    page_bytes = box.page_bytes
+    found = []
+    for path in box.segments():
+        with open(path, "rb") as f:
+            data = f.read()
+        for offset in range(4096, len(data) - page_bytes + 1, 4096):
+            if data[offset:offset + 8] != b"KVPAGE1\n":
+                continue
+            count, position = (int.from_bytes(data[offset + at:offset + at + 4], "little")
+                               for at in (12, 16))
+            ids = daemon.unpack(data[offset + 256:offset + 256 + 4 * min(count, PAGE)])
+            found.append((path, offset, position, ids))
+    return found
+
+
+def owners(prompts, position, ids):
+    """Sessions that may look into this page: one of their histories begins it (another may leave it
+    further on, which is only known after looking)."""
+    first = ids[:4]
+    return {name for name, prompt in prompts.items()
+            if len(prompt) > position
+            and prompt[position:position + len(first)] == first[:len(prompt) - position]}
+
+
+def lookers(prompts, position):
+    """Sessions whose prompt ends where this page begins: the page may hold a turn that went on from
+    there, so they may look into it, find the damage, and still hit in full."""
+    return {name for name, prompt in prompts.items() if len(prompt) == position}
+
+
+def come_back(box, prompts, hurt, what, may_look=frozenset()):
+    """Every session's next turn works; those not hurt hit in full; the turn after hits for all."""
+    client = box.client()
+    weakened = 0
+    for name, prompt in prompts.items():
+        talk = Talk(client, name)
+        longer = prompt + tokens(12)
+        got = patiently(talk.prefill, longer)
+        weakened += got.weakened
+        if name not in hurt:
+            hit = even(len(prompt)) if even(len(prompt)) > WINDOW else 0
+            check(got.hit_tokens >= hit, f"{what}: {name} was not hurt and hit {got.hit_tokens} "
+                  f"of {len(prompt)}")
+            if name not in may_look:
+                equal(got.weakened, 0, f"{what}: {name} was not hurt; weakened plans")
+        equal(got.save_reason, "", f"{what}: {name} is stored again")
+        equal(got.computed_tokens + got.hit_tokens, len(longer), f"{what}: {name} adds up")
+        talk.close()
+        got = patiently(talk.prefill, longer + tokens(5))
+        resumed(got, EXACT, len(longer), f"{what}: {name}, the turn after")
+        equal(got.weakened, 0, f"{what}: {name}, the turn after; weakened plans")
+        talk.close()
+        prompts[name] = longer
+    return weakened
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Bad luck of an operator: what is wrong is named, the rest goes on, and service comes back by itself.
+"""Bad luck of an operator: what is wrong is named, the rest goes on, service comes back by itself.
 
 A row of docs/operations.md each.  Clocks are in it_clock.py, full disks in it_faults.py, another
 version's directory in it_kvdump.py, two daemons in it_lifecycle.py, a RocksDB that does not open in
@@ -12,8 +12,9 @@ import shutil
 import time
 
 from daemon import check, equal, expect, pb
-from faults import MIB, Calls, mounted, recovered, well
-from it_faults import CROWDED, come_back, lookers, owners, pages_on_disk, stored_sessions
+from faults import (
+    CROWDED, MIB, Calls, come_back, lookers, mounted, owners, pages_on_disk, recovered,
+    stored_sessions, well)
 from state_files import State, resealed_record
 from talk import (
     EXACT, MISS, PAGE, REPLAY, Box, Talk, case, even, name_of, overwrite, patiently, resumed, run_cases,
@@ -232,7 +233,10 @@ def segment_deleted_under_the_daemon():
     equal(well_enough.computed_tokens, 40, "turns go on")
     offset = len(box.log())
     box.restart()
-    equal(recovered(box, offset), (0, acknowledged), "(recovered, dropped) at the start after")
+    found, dropped = recovered(box, offset)
+    equal(found + dropped, acknowledged, "recovered and dropped at the start after")
+    # A file that the start made anew may have the name of one that is gone: read, it is found out.
+    check(dropped >= acknowledged // 2, f"dropped {dropped} of {acknowledged}")
     come_back(box, prompts, set(prompts), "started without its segments")
     well(box, what="started without its segments")
     box.stop()
@@ -290,7 +294,9 @@ def records_that_name_anothers_page():
               f"{'position' if name == 'again' else 'user'} were served")
         equal(got.reason, "CORRUPT", f"{user}/{name}: reason")
         equal(got.save_reason, "", f"{user}/{name}: stored again")
-    check(box.counter("cached_checksum_failures_total", 'tier="ssd"') >= 3, "pages refused")
+    refused_pages = sum(c.value for c in box.stats().counters
+                        if c.name == "cached_checksum_failures_total" and 'tier="ssd"' in c.labels)
+    check(refused_pages >= 3, f"pages refused: {refused_pages}")
     box.no_wrong_bytes("of pages that others' records name")
     box.stop()
 
@@ -321,8 +327,12 @@ def a_disk_whose_reads_hang():
     box.restart()  # Nothing is in memory.
     client = box.client()
     talks = {name: Talk(client, name) for name in (*prompts, "new")}  # Opening is recorded.
+    points = {name: talk.get().checkpoints[-1].id for name, talk in talks.items() if name != "new"}
     calls.hang("read")
     slow = []
+    for name in list(prompts)[:2]:  # Their ids are in the pages only: once waiting, once known.
+        expect(talks[name].prefill, tokens(9), timeout=4, parent_checkpoint_id=points[name],
+               code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="READ_FAILED")
     for name, prompt in prompts.items():
         began = time.monotonic()
         got = talks[name].prefill(prompt + tokens(3), timeout=4, no_checkpoint=True)

@@ -17,11 +17,9 @@ import time
 import daemon
 import grpc
 from daemon import check, equal, expect, pack, pb
-from faults import Calls, well
-from it_faults import CROWDED
+from faults import CROWDED, Calls, well
 from talk import (
-    EXACT, PAGE, REPLAY, WINDOW, Box, Talk, case, even, patiently, resumed, rng, run_cases, together,
-    tokens)
+    EXACT, PAGE, REPLAY, WINDOW, Box, Talk, case, even, resumed, rng, run_cases, together, tokens)
 
 
 def with_calls(flags=None):
@@ -104,7 +102,7 @@ def a_load_does_not_wait_for_a_running_chunk():
     def compute():
         talk = Talk(box.client("bob"), "long")
         busy.set()
-        talk.prefill(tokens(6000), timeout=60)
+        talk.prefill(tokens(3000), timeout=60)
 
     other = threading.Thread(target=compute)
     talk = Talk(box.client(), "stored")

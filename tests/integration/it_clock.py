@@ -1,4 +1,4 @@
-"""A wall clock that is wrong, under the real daemon: nothing expires for it, and nothing lives for ever.
+"""A wall clock that is wrong, under the real daemon: nothing expires for it, nothing lives for ever.
 
 Method: a library between daemon and kernel moves the wall clock and the time since boot, each by
 itself (faults.py).  The clock of these daemons is `real`.
@@ -10,9 +10,9 @@ import time
 
 import daemon
 from cli import Tool, token_file
-from daemon import BUILD, admin_pb, check, equal, pack, pb
+from daemon import BUILD, check, equal, pack, pb
 from faults import Clocks, recovered, well
-from talk import MISS, Box, Talk, case, even, patiently, resumed, run_cases, tokens
+from talk import MISS, Box, Talk, case, even, resumed, run_cases, tokens
 
 MINUTE, HOUR, YEAR = 60, 3600, 365 * 86400
 KVDUMP = os.path.join(BUILD, "tools", "kvdump")

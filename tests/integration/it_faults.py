@@ -5,7 +5,6 @@ was acknowledged and not hurt is found, and no wrong byte is ever used.  The syn
 compares every byte it is given with what it made of the same tokens.
 """
 
-import errno
 import os
 import re
 import shutil
@@ -16,84 +15,12 @@ import daemon
 import grpc
 from daemon import check, equal, expect, pack, pb, scratch
 from cli import Tool, token_file
-from faults import MIB, recovered, well
+from faults import (
+    CROWDED, MIB, come_back, lookers, owners, pages_on_disk, recovered, stored_sessions, well)
 from state_files import sealed
 from talk import (
-    EXACT, MISS, PAGE, REPLAY, SSD_TTL_MS, WINDOW, Box, Talk, case, even, flip, overwrite,
+    EXACT, MISS, PAGE, REPLAY, SSD_TTL_MS, Box, Talk, case, even, flip, overwrite,
     patiently, resumed, rng, run_cases, skip_case, together, tokens, untilfree)
-
-# Small enough that pages leave HBM and several segments are in use.
-CROWDED = {"hbm.bytes": "2MiB", "ssd.segment_bytes": "256KiB", "engine.live_sessions": "4"}
-
-
-def stored_sessions(box, count, low=100, high=700):
-    """Sessions with one acknowledged checkpoint each: {name: prompt}."""
-    client = box.client()
-    prompts = {f"s{i}": tokens(rng.randrange(low, high)) for i in range(count)}
-    for name, prompt in prompts.items():
-        talk = Talk(client, name)
-        equal(patiently(talk.prefill, prompt).save_reason, "", f"{name}: saved")
-        talk.close()
-    return prompts
-
-
-def pages_on_disk(box):
-    """Every page in the segment files: [(path, offset, position, its ids)]."""
-    page_bytes = box.page_bytes
-    found = []
-    for path in box.segments():
-        with open(path, "rb") as f:
-            data = f.read()
-        for offset in range(4096, len(data) - page_bytes + 1, 4096):
-            if data[offset:offset + 8] != b"KVPAGE1\n":
-                continue
-            count, position = (int.from_bytes(data[offset + at:offset + at + 4], "little")
-                               for at in (12, 16))
-            ids = daemon.unpack(data[offset + 256:offset + 256 + 4 * min(count, PAGE)])
-            found.append((path, offset, position, ids))
-    return found
-
-
-def owners(prompts, position, ids):
-    """Sessions that may look into this page: one of their histories begins it (another may leave it
-    further on, which is only known after looking)."""
-    first = ids[:4]
-    return {name for name, prompt in prompts.items()
-            if len(prompt) > position
-            and prompt[position:position + len(first)] == first[:len(prompt) - position]}
-
-
-def lookers(prompts, position):
-    """Sessions whose prompt ends where this page begins: the page may hold a turn that went on from
-    there, so they may look into it, find the damage, and still hit in full."""
-    return {name for name, prompt in prompts.items() if len(prompt) == position}
-
-
-def come_back(box, prompts, hurt, what, may_look=frozenset()):
-    """Every session's next turn works; those not hurt hit in full; the turn after hits for all."""
-    client = box.client()
-    weakened = 0
-    for name, prompt in prompts.items():
-        talk = Talk(client, name)
-        longer = prompt + tokens(12)
-        got = patiently(talk.prefill, longer)
-        weakened += got.weakened
-        if name not in hurt:
-            hit = even(len(prompt)) if even(len(prompt)) > WINDOW else 0
-            check(got.hit_tokens >= hit, f"{what}: {name} was not hurt and hit {got.hit_tokens} "
-                  f"of {len(prompt)}")
-            if name not in may_look:
-                equal(got.weakened, 0, f"{what}: {name} was not hurt; weakened plans")
-        equal(got.save_reason, "", f"{what}: {name} is stored again")
-        equal(got.computed_tokens + got.hit_tokens, len(longer), f"{what}: {name} adds up")
-        talk.close()
-        got = patiently(talk.prefill, longer + tokens(5))
-        resumed(got, EXACT, len(longer), f"{what}: {name}, the turn after")
-        equal(got.weakened, 0, f"{what}: {name}, the turn after; weakened plans")
-        talk.close()
-        prompts[name] = longer
-    return weakened
-
 
 # ---- Records on disk ----
 
@@ -166,129 +93,6 @@ def acknowledged_absent_damaged_or_of_another():
               f"{what}: the log says that it cannot be said")
         equal(box.stats().health, "serving", f"{what}: health")
         come_back(box, prompts, set(), what)
-    box.stop()
-
-
-# ---- Reads that fail ----
-
-# Laid over libc: reads of segment files fail while the file FAULT_FILE exists.  It holds errno and the
-# first page of a file that fails.
-READ_FAULT = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#define LAID_OVER(name) \
-ssize_t name(int fd, void *buf, size_t count, off_t at) \
-{ \
-    char link[64], path[512]; \
-    int code = 0, first = 0; \
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd); \
-    ssize_t n = readlink(link, path, sizeof(path) - 1); \
-    FILE *file = NULL; \
-    if (n > 0) path[n] = 0; \
-    if (n > 0 && strstr(path, "/segment-") && at >= 4096) file = fopen(getenv("FAULT_FILE"), "r"); \
-    if (file != NULL) { \
-        if (fscanf(file, "%d %d", &code, &first) != 2) code = 0; \
-        fclose(file); \
-    } \
-    if (code != 0 && (at - 4096) / 20480 >= first) { \
-        errno = code; \
-        return -1; \
-    } \
-    return ((ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, #name))(fd, buf, count, at); \
-}
-LAID_OVER(pread)
-LAID_OVER(pread64)
-"""
-
-
-def box_with_bad_reads():
-    """A box, and the file that makes its reads fail; None: no compiler."""
-    place = scratch()
-    library, trigger = os.path.join(place, "fault.so"), os.path.join(place, "now")
-    made = subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"],
-                          input=READ_FAULT.encode(), check=False)
-    if not check(made.returncode == 0, "the faulty pread is built"):
-        return None, None
-    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-    return Box("synthetic", {**CROWDED, "io.backend": "pool"}, env={
-        "LD_PRELOAD": library, "FAULT_FILE": trigger, "ASAN_OPTIONS": sanitizer}).start(), trigger
-
-
-def fail_reads(trigger, code, first=0):
-    with open(trigger, "w", encoding="ascii") as f:
-        f.write(f"{code} {first}")
-
-
-@case
-def reads_of_some_pages_fail():
-    """This call uses the rows before them, what follows is computed, and the next start has all."""
-    box, trigger = box_with_bad_reads()
-    if box is None:
-        return
-    prompt = tokens(600)
-    equal(patiently(Talk(box.client(), "s").prefill, prompt).save_reason, "", "saved")
-    for first, hit in ((4, 512), (3, 384), (1, 128), (0, 0)):
-        box.restart()
-        fail_reads(trigger, errno.EIO, first)
-        got = patiently(Talk(box.client(), "s").prefill, prompt + tokens(5), no_checkpoint=True)
-        resumed(got, REPLAY if hit else MISS, hit, f"page {first} on", reason="READ_FAILED")
-        equal(got.weakened, 1, f"page {first} on: weakened")
-        os.unlink(trigger)
-    fail_reads(trigger, errno.EIO, 2)
-    box.restart()
-    longer = prompt + tokens(200)
-    talk = Talk(box.client(), "s")
-    got = patiently(talk.prefill, longer)
-    resumed(got, REPLAY, 256, "page 2 on, with a checkpoint", reason="READ_FAILED")
-    equal(got.save_reason, "", "page 2 on: saved")
-    os.unlink(trigger)
-    box.restart()
-    got = patiently(Talk(box.client(), "s").prefill, longer + tokens(5), no_checkpoint=True)
-    resumed(got, REPLAY, 800, "all of both, when they work again")
-    well(box, what="some pages")
-    box.stop()
-
-
-@case
-def reads_that_fail_and_work_again():
-    """A passing error costs computing, once a call, and forgets nothing that was acknowledged."""
-    box, trigger = box_with_bad_reads()
-    if box is None:
-        return
-    prompts = stored_sessions(box, 6, low=300)
-    for code in (errno.EIO, errno.ENOMEM, errno.EAGAIN):
-        what = f"reads fail with {errno.errorcode[code]}"
-        box.restart()  # Nothing is in memory.
-        checkpoints = box.stats().checkpoints
-        fail_reads(trigger, code)
-        client = box.client()
-        for turn in range(2):
-            before = box.counter("cached_read_failures_total", 'tier="ssd"')
-            for name, prompt in prompts.items():
-                got = patiently(Talk(client, name).prefill, prompt + tokens(3), no_checkpoint=True)
-                check(got.hit_tokens < even(len(prompt)) or turn > 0, f"{what}: {name} hit "
-                      f"{got.hit_tokens}")
-                if turn == 0:
-                    resumed(got, MISS, 0, f"{what}: {name}", reason="READ_FAILED")
-                    check(got.weakened > 0, f"{what}: {name}: weakened {got.weakened}")
-                    failed = box.counter("cached_read_failures_total", 'tier="ssd"')
-                    check(failed > before, f"{what}: read failures {before} to {failed}")
-        stats = box.stats()
-        equal((stats.checkpoints, box.counter("cached_checkpoints_dropped_total")),
-              (checkpoints, 0), f"{what}: checkpoints stored, and dropped")
-        check("event=page_read_failed" in box.log(), f"{what}: the log says so")
-        well(box, what=what)
-        os.unlink(trigger)
-        box.restart()
-        client = box.client()
-        for name, prompt in prompts.items():
-            got = patiently(Talk(client, name).prefill, prompt + tokens(3), no_checkpoint=True)
-            resumed(got, REPLAY, even(len(prompt)), f"{what}: {name}, when they work again")
     box.stop()
 
 
@@ -524,46 +328,38 @@ def damaged_manifest():
 
 @case
 def full_ssd_refuses_saves_and_goes_on():
-    """Turns go on in memory, stored sessions still hit, and room that comes back is used."""
+    """A save larger than the tier: turns go on in memory, stored sessions still hit, and what fits is
+    stored again."""
     box = Box("synthetic", {"ssd.bytes": "1MiB", "ssd.segment_bytes": "256KiB",
-                            "hbm.bytes": "4MiB"}).start()
+                            "hbm.bytes": "8MiB"}).start()
     client = box.client()
-    stored, refused = {}, {}
-    for i in range(60):
-        talk = Talk(client, f"s{i}")
-        prompt = tokens(250)
+    stored = {}
+    for i in range(6):
+        talk, prompt = Talk(client, f"s{i}"), tokens(250)
+        equal(talk.prefill(prompt).save_reason, "", f"s{i} is stored")
+        stored[talk.name] = prompt
+    for i in range(5):
+        talk, prompt = Talk(client, f"large{i}"), tokens(7000)
         got = patiently(talk.prefill, prompt)
-        resumed(got, MISS, 0, f"turn {i}")
-        if got.save_reason == "":
-            stored[talk.name] = prompt
-            equal([c.rows_level for c in got.checkpoints], [pb.LEVEL_SSD], "level reached")
-        else:
-            equal(got.save_reason, "SSD_FULL", "save_reason")
-            check(all(c.rows_level < pb.LEVEL_SSD for c in got.checkpoints), "no level SSD is claimed")
-            refused[talk.name] = (talk, prompt)
-            answer = talk.decode(4)
-            equal((len(answer.tokens), answer.end.save_reason), (4, "SSD_FULL"), "an answer")
-            history = prompt + answer.tokens
-            got = talk.prefill(history + tokens(9))
-            resumed(got, EXACT, len(history) - 1, "the next turn, in memory")
-        if len(refused) == 5:
-            break
-    check(len(stored) >= 15, f"stored before it was full: {len(stored)}")
-    check(len(refused) == 5, f"refused when full: {len(refused)}")
-    expect(client.session.Checkpoint, pb.CheckpointRequest(session_id=next(iter(refused))),
+        resumed(got, MISS, 0, f"large{i}")
+        equal(got.save_reason, "SSD_FULL", "save_reason")
+        check(all(c.rows_level < pb.LEVEL_SSD for c in got.checkpoints), "no level SSD is claimed")
+        answer = talk.decode(4)
+        equal((len(answer.tokens), answer.end.save_reason), (4, "SSD_FULL"), "an answer")
+        history = prompt + answer.tokens
+        got = patiently(talk.prefill, history + tokens(9))
+        resumed(got, EXACT, len(history) - 1, "the next turn, in memory")
+    expect(client.session.Checkpoint, pb.CheckpointRequest(session_id="large4"),
            code="RESOURCE_EXHAUSTED", reason="SSD_FULL")
     tier = box.tier("ssd")
     check(tier.bytes_used <= tier.bytes_capacity, f"used {tier.bytes_used} of {tier.bytes_capacity}")
-    folder = os.path.join(box.state, "ssd")
-    check(sum(os.path.getsize(p) for p in box.segments()) <= MIB + 256 * 1024,
-          f"files in {folder} hold to ssd.bytes and one segment")
     for name, prompt in stored.items():
         got = client.session.Lookup(pb.LookupRequest(session_id=name, tokens=pack(prompt + [5])))
         equal(got.hit_tokens, 250, f"{name} still hits")
     name = next(iter(stored))
     equal(Talk(client, name).prefill(stored[name] + tokens(3)).hit_tokens, 250, "and resumes")
     box.crash()
-    equal(box.stats().dropped_checkpoints, 0, "dropped after kill -9 while full")
+    equal(box.stats().dropped_checkpoints, 0, "dropped after kill -9")
     client = box.client()
     for name, prompt in stored.items():
         got = client.session.Lookup(pb.LookupRequest(session_id=name, tokens=pack(prompt + [5])))
@@ -585,13 +381,7 @@ def full_ssd_moves_no_head_back():
     client = box.client()
     mine, prompt = Talk(client, "mine"), tokens(250)
     equal(mine.prefill(prompt).save_reason, "", "the first turn is stored")
-    for i in range(60):
-        talk = Talk(client, f"fill{i}")
-        got = patiently(talk.prefill, tokens(250))
-        talk.close()
-        if got.save_reason:
-            break
-    prompt += tokens(300)
+    prompt += tokens(7000)  # More than the tier holds.
     got = patiently(mine.prefill, prompt)
     resumed(got, EXACT, 250, "the second turn")
     equal(got.save_reason, "SSD_FULL", "the second turn is not")
@@ -750,40 +540,39 @@ def _fill_and_free(box, filler):
     stored = stored_sessions(box, 6, 200, 400)
     _fill(filler)
     refused = []
-    for i in range(60):  # What is prewritten already may still be used.
+    for i in range(10):  # Within the segments there are, older sessions making room for newer ones.
         talk = Talk(client, f"full{i}")
-        prompt = tokens(600)
+        equal(patiently(talk.prefill, tokens(600)).save_reason, "", f"full{i} is stored")
+        talk.close()
+    pages = box.tier("ssd").bytes_capacity // box.stats().page_bytes
+    for i in range(2):  # More than they hold.
+        talk, prompt = Talk(client, f"large{i}"), tokens(128 * pages + 200)
         got = patiently(talk.prefill, prompt)
-        if got.save_reason == "":
-            stored[talk.name] = prompt
-            equal([c.rows_level for c in got.checkpoints], [pb.LEVEL_SSD], "level reached")
-            continue
-        check(got.save_reason in ("SSD_FULL", "SSD_READ_ONLY"), f"save_reason {got.save_reason}")
+        equal(got.save_reason, "SSD_FULL", f"large{i} is not")
         answer = talk.decode(3)
-        resumed(talk.prefill(prompt + answer.tokens + tokens(5)), EXACT, 602, "turns go on")
+        resumed(patiently(talk.prefill, prompt + answer.tokens + tokens(5)), EXACT, len(prompt) + 2,
+                "turns go on")
         refused.append(got.save_reason)
-        if len(refused) == 4:
-            break
-    equal(len(refused), 4, "saves refused on a full file system")
+        talk.close()
     health = box.stats().health
-    if "SSD_READ_ONLY" in refused:
-        check(health != "serving", f"health names it: {health!r}")
-    for name, prompt in stored.items():
+    for name, prompt in list(stored.items()):
         got = client.session.Lookup(pb.LookupRequest(session_id=name, tokens=pack(prompt + [5])))
-        equal(got.stored_tokens, len(prompt), f"{name} still hits")
+        if got.stored_tokens == 0:
+            equal(got.reason, "CAPACITY", f"{name} made room")
+            del stored[name]
+        else:
+            equal(got.stored_tokens, len(prompt), f"{name} still hits")
     well(box, what="full file system")
     os.unlink(filler)
     print(f"file system full: {refused}, health {health!r}", flush=True)
-    if refused[-1] == "SSD_FULL":  # Only a failed write or flush is for ever.
-        end = time.monotonic() + 5
-        reason = "never tried"
-        while reason and time.monotonic() < end:
-            talk, prompt = Talk(client, f"free{time.monotonic_ns()}"), tokens(300)
-            reason = talk.prefill(prompt).save_reason
-            time.sleep(0.05)
-        equal(reason, "", "saves work again within 5 s of the space")
-        if not reason:
-            stored[talk.name] = prompt
+    end = time.monotonic() + 5
+    reason = "never tried"
+    while reason and time.monotonic() < end:
+        talk, prompt = Talk(client, f"free{time.monotonic_ns()}"), tokens(128 * pages + 200)
+        reason = patiently(talk.prefill, prompt).save_reason
+        time.sleep(0.05)
+    equal(reason, "", "saves work again within 5 s of the space")
+    stored = {talk.name: prompt} if not reason else {}
     offset = len(box.log())
     box.crash()
     equal(recovered(box, offset)[1], 0, "dropped at the start after")

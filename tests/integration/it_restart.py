@@ -23,7 +23,7 @@ from state_files import State, resealed_record, sealed
 from talk import MISS, REPLAY, Box, Talk, case, even, resumed, rng, run_cases, tokens
 
 KVDUMP = os.path.join(BUILD, "tools", "kvdump")
-FLAGS = {"ssd.segment_bytes": "256KiB"}
+FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.compact_below": "0"}
 HOUR_MS = 3600000
 
 
@@ -56,6 +56,13 @@ def made():
                     prompt = prompt + tokens(40)
                 prompts[f"{user}/s{i}"] = prompt[:-40]
                 talk.close()
+        full = box.stats()  # Some segment is neither full nor empty, which some tests need.
+        for i in range(8):
+            ssd = next(t for t in full.tiers if t.name == "ssd")
+            if ssd.items_used % 12 > 2:
+                break
+            Talk(box.client("bob"), f"more{i}").prefill(tokens(30))
+            full = box.stats()
         box.stop()
         _made.append((box, prompts))
     template, prompts = _made[0]
@@ -213,11 +220,14 @@ def verify_compares_bits_and_counts():
     """kvdump verify: a place too many, one too few, and a session that counts wrong."""
     box, _ = made()
     state = State(box.state)
-    key = b"G" + struct.pack(">I", 0)
+    number = next(n for n, s in state.segments.items() if 1 < len(s.used) < s.pages)
+    key = b"G" + struct.pack(">I", number)
     value = state.records[key]
-    used, pages = state.segments[0].used, state.segments[0].pages
+    used, pages = state.segments[number].used, state.segments[number].pages
     free = next(p for p in range(pages) if p not in used)
-    owner = state.label(next(p.session for p in state.pages() if p.place == min(used)))
+    owner = state.label(next(p.session for p in state.pages()
+                             if p.place == number * pages + min(used)))
+    file = f"segment-{number:06}.kv"
 
     def turned(*places):
         bits = bytearray(value)
@@ -226,12 +236,11 @@ def verify_compares_bits_and_counts():
         return resealed_record(bytes(bits))
 
     for places, line in (
-            ([free], f"segment-000000.kv: its record has page {free} in use, and no page record "
-                     "names it"),
-            ([min(used)], f"segment-000000.kv: its record has page {min(used)} free, and a page of "
-                          f"session {owner} is there"),
-            ([min(used), max(used)], f"segment-000000.kv: its record has page {min(used)} free, and "
-                                     f"a page of session {owner} is there; 1 more differ")):
+            ([free], f"{file}: its record has page {free} in use, and no page record names it"),
+            ([min(used)], f"{file}: its record has page {min(used)} free, and a page of session "
+                          f"{owner} is there"),
+            ([min(used), max(used)], f"{file}: its record has page {min(used)} free, and a page of "
+                                     f"session {owner} is there; 1 more differ")):
         state.put(key, turned(*places))
         equal(verify_lines(box, line), [line], "lines")
     state.put(key, value)

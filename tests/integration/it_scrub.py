@@ -17,7 +17,7 @@ from state_files import State, kvdump
 from talk import (
     MISS, PAGE, REPLAY, Box, Talk, case, even, find_pages, flip, patiently, resumed, rng, run_cases, tokens)
 
-FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.bytes": "8MiB"}
+FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.bytes": "8MiB", "ssd.compact_below": "0"}
 STATUS, START, STOP = (admin_pb.SCRUB_ACTION_STATUS, admin_pb.SCRUB_ACTION_START,
                        admin_pb.SCRUB_ACTION_STOP)
 
@@ -175,13 +175,14 @@ def one_pass_finds_every_flip():
 
 
 def fill(box):
-    """Saves until the tier is full."""
+    """Saves until older ones have to make room."""
     client = box.client()
     for i in range(200):
         talk = Talk(client, f"fill{i}")
-        if patiently(talk.prefill, tokens(900), level=pb.LEVEL_SSD).save_reason:
-            return
+        equal(patiently(talk.prefill, tokens(900), level=pb.LEVEL_SSD).save_reason, "", "saved")
         talk.close()
+        if box.counter("cached_evictions_total", 'tier="ssd",cause="capacity"') > 20:
+            return
     check(False, "the tier is never full")
 
 

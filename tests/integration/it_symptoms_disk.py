@@ -1,7 +1,8 @@
 """Faults of disk tiers that users reported in systems like this one, shown to be absent here.
 
-One function per row of the table, as in it_symptoms.py.  T36 and T37 on a file system that fills are in
-it_space.py, T39 in it_restart.py.
+One function per row of the table, as in it_symptoms.py.  T36 (the default configuration on 1 GiB) is
+in it_space.py, T39 (answers and progress while it starts) it_answers_while_it_starts in it_restart.py
+and `cachectl bench restart`.
 """
 
 import ctypes
@@ -12,13 +13,10 @@ import struct
 import threading
 import time
 
-import daemon
-import grpc
 from daemon import check, equal, expect, pb
-from faults import MIB, Calls, recovered, well
-from it_faults import CROWDED, stored_sessions
+from faults import CROWDED, MIB, Calls, recovered, stored_sessions, well
 from talk import (
-    EXACT, MISS, PAGE, POOL_TTL_MS, REPLAY, SSD_TTL_MS, Box, Talk, case, even, patiently, resumed,
+    EXACT, POOL_TTL_MS, REPLAY, SSD_TTL_MS, Box, Talk, case, even, patiently, resumed,
     rng, run_cases, tokens)
 
 

@@ -272,39 +272,68 @@ static struct manifest *manifest_of(struct kv_manifest *manifest)
     return KV_CONTAINER_OF(manifest, struct manifest, manifest);
 }
 
+enum batch_fate { BATCH_GOOD, BATCH_REFUSED, BATCH_WRITTEN };
+
 /* Like RocksDB's: after one that failed, all fail.  An EIO comes too late, when the batch is
  * written. */
-static bool batch_fails(const struct manifest *manifest, const struct kv_manifest_put *puts,
-                        uint32_t put_count)
+static enum batch_fate fate_of(const struct manifest *manifest)
 {
     struct faulty *faulty = manifest->faulty;
     const bool failed_before = faulty->manifest_failed;
     if (fires(faulty, KV_DISK_VERB_COUNT, 0)) {
         faulty->manifest_failed = true;
         faulty->fired_batch = true;
-        if (!failed_before && faulty->fault == FAULT_EIO)
-            (void)!kv_manifest_write_now(manifest->inner, puts, put_count, NULL);
+        if (!failed_before && faulty->fault == FAULT_EIO) return BATCH_WRITTEN;
     }
-    return faulty->manifest_failed;
+    return faulty->manifest_failed ? BATCH_REFUSED : BATCH_GOOD;
+}
+
+/* A batch that is written behind those before it, and answered as if it were not. */
+struct late {
+    struct kv_manifest_batch batch;
+    struct kv_manifest_batch *theirs;
+};
+
+static void late_written(struct kv_msg *msg)
+{
+    struct late *late = KV_CONTAINER_OF(msg, struct late, batch.msg);
+    late->theirs->status = KV_IO;
+    kv_mailbox_post(late->theirs->reply, &late->theirs->msg);
+    free(late);
 }
 
 static void faulty_write_post(struct kv_manifest *base, struct kv_manifest_batch *batch)
 {
     const struct manifest *manifest = manifest_of(base);
-    if (!batch_fails(manifest, batch->puts, batch->put_count)) {
+    const enum batch_fate fate = fate_of(manifest);
+    if (fate == BATCH_GOOD) {
         kv_manifest_write_post(manifest->inner, batch);
         return;
     }
-    batch->status = KV_IO;
-    kv_mailbox_post(batch->reply, &batch->msg);
+    if (fate == BATCH_REFUSED) {
+        batch->status = KV_IO;
+        kv_mailbox_post(batch->reply, &batch->msg);
+        return;
+    }
+    struct late *late = must(calloc(1, sizeof(*late)));
+    late->theirs = batch;
+    late->batch = (struct kv_manifest_batch){.msg.run = late_written,
+                                             .reply = batch->reply,
+                                             .puts = batch->puts,
+                                             .put_count = batch->put_count};
+    kv_manifest_write_post(manifest->inner, &late->batch);
 }
 
 static kv_status faulty_write_now(struct kv_manifest *base, const struct kv_manifest_put *puts,
                                   uint32_t put_count, struct kv_error *err)
 {
     const struct manifest *manifest = manifest_of(base);
-    if (batch_fails(manifest, puts, put_count)) return KV_FAIL(err, KV_IO, "a planted failure");
-    return kv_manifest_write_now(manifest->inner, puts, put_count, err);
+    const enum batch_fate fate = fate_of(manifest);
+    if (fate != BATCH_REFUSED) {
+        const kv_status status = kv_manifest_write_now(manifest->inner, puts, put_count, err);
+        if (fate == BATCH_GOOD) return status;
+    }
+    return KV_FAIL(err, KV_IO, "a planted failure");
 }
 
 static void faulty_scan_post(struct kv_manifest *base, struct kv_manifest_scan *scan)

@@ -142,6 +142,41 @@ static void test_limits_are_answers(void)
     kv_index_destroy(index);
 }
 
+/* Sessions and trees share the budget; trees keep a quarter of it. */
+static void test_sessions_take_from_the_budget(void)
+{
+    const uint64_t bytes = 64 * sizeof(struct kv_node);
+    struct kv_index *index = make(bytes);
+    struct kv_session *first = add_session(index, "u", "s");
+    const uint64_t each = kv_index_usage(index).bytes_sessions;
+    EXPECT(each > sizeof(struct kv_session) && each < 1000);
+    const uint32_t half = 32, quarter = 16;
+    EXPECT(kv_index_has_room(index, half - 1, 0));
+    EXPECT(!kv_index_has_room(index, half + 1, 0)); /* Of one kind at most half. */
+    EXPECT(kv_index_has_room(index, half - 1, 1));
+    char name[2] = "a";
+    for (uint32_t i = 0; i < 7; i++, name[0]++)
+        EXPECT(add_session(index, "u", name) != NULL);
+    const uint64_t taken = kv_index_usage(index).bytes_sessions;
+    EXPECT(taken > each + 7 * sizeof(struct kv_session));
+    EXPECT_EQ_U64(kv_index_usage(index).bytes, taken);
+    const uint64_t left = bytes - taken - half * sizeof(struct kv_node);
+    const uint32_t pages = (uint32_t)(left / sizeof(struct kv_page));
+    EXPECT(pages < kv_index_usage(index).pages_max);
+    EXPECT(kv_index_has_room(index, half, pages));
+    EXPECT(!kv_index_has_room(index, half, pages + 1));
+    kv_index_session_remove(index, first);
+    EXPECT(kv_index_usage(index).bytes_sessions < taken);
+    kv_index_destroy(index);
+
+    index = make(8 * sizeof(struct kv_node)); /* Fewer bytes than the sessions below. */
+    for (name[0] = 'a'; name[0] < 'i'; name[0]++)
+        EXPECT(add_session(index, "u", name) != NULL);
+    EXPECT(kv_index_usage(index).bytes_sessions > 2 * sizeof(struct kv_node));
+    EXPECT(kv_index_has_room(index, quarter / 8, 0));
+    kv_index_destroy(index);
+}
+
 static void test_use_keeps_ancestors(void)
 {
     struct kv_index *index = make(1u << 20);
@@ -164,6 +199,7 @@ int main(void)
     test_paths_take_the_deepest_page();
     test_pages_go_with_their_last_edge();
     test_limits_are_answers();
+    test_sessions_take_from_the_budget();
     test_use_keeps_ancestors();
     HARNESS_END();
 }

@@ -116,6 +116,32 @@ static void test_victim_is_least_recently_unpinned(void)
     kv_hbm_destroy(hbm);
 }
 
+/* One for a read keeps its bytes, for the reader alone: given back unread they are wiped. */
+static void test_alloc_to_read(void)
+{
+    struct heard heard = {0};
+    struct kv_hbm *hbm = create(SLOTS, on_evicted, &heard);
+    uint32_t slots[SLOTS], slot;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        EXPECT(kv_hbm_alloc(hbm, &slots[i]) == KV_OK);
+        memset(kv_hbm_bytes(hbm, slots[i]), 0x5a, PAGE);
+        kv_hbm_set_owner(hbm, slots[i], 100 + i);
+    }
+    EXPECT(kv_hbm_alloc_to_read(hbm, &slot) == KV_BUSY);
+    kv_hbm_unpin(hbm, slots[3]);
+    EXPECT(kv_hbm_alloc_to_read(hbm, &slot) == KV_OK);
+    EXPECT_EQ_U32(slot, slots[3]);
+    EXPECT_EQ_U32(heard.owner, 103);
+    EXPECT_EQ_U64(kv_hbm_usage(hbm).evictions, 1);
+    EXPECT(!is_zero(kv_hbm_bytes(hbm, slot), PAGE)); /* That is what it saves. */
+    kv_hbm_unpin(hbm, slot);
+    EXPECT_EQ_U32(kv_hbm_usage(hbm).free, 1);
+    EXPECT(is_zero(kv_hbm_bytes(hbm, slot), PAGE));
+    EXPECT(kv_hbm_alloc_to_read(hbm, &slot) == KV_OK); /* A free one is wiped already. */
+    EXPECT(is_zero(kv_hbm_bytes(hbm, slot), PAGE));
+    kv_hbm_destroy(hbm);
+}
+
 static void test_owner_gone_frees(void)
 {
     struct heard heard = {0};
@@ -237,6 +263,7 @@ int main(void)
     test_too_small();
     test_all_pinned_is_busy();
     test_victim_is_least_recently_unpinned();
+    test_alloc_to_read();
     test_owner_gone_frees();
     test_random_steps();
     HARNESS_END();

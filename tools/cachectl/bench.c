@@ -33,6 +33,11 @@
 #define TEXT_BATCH_REPLAY                                                                          \
     "batch-replay  16 sessions without windows back together, beside one long prompt and\n"        \
     "              one by one\n"
+#define TEXT_FILL                                                                                  \
+    "fill          saves --bytes N, more than there is room for, and says what was evicted and\n"  \
+    "              refused; with --dir through a daemon of its own that keeps its state there\n"   \
+    "              (all defaults but for the synthetic backend), else through the one at\n"        \
+    "              --endpoint.  Ends with an error if a save was refused or failed.\n"
 #define TEXT_RESTART                                                                               \
     "restart       a daemon on a directory of mkstate, killed with -9 under load and started\n"    \
     "              again: time to ready and to the first hit, memory; 1,000,000 checkpoints\n"     \
@@ -56,6 +61,8 @@ static const struct {
 } benches[] = {
     {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", NULL},
     {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
+    {"fill", TEXT_FILL "\n" TEXT_ALL, "cachectl bench fill --dir /var/lib/scratch --bytes 3GiB",
+     NULL},
     {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick", NULL},
     {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
     {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
@@ -105,16 +112,21 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     struct bench_engine_options options = {.threads = 0};
     struct bench_restart_options restart = {.seed = MKSTATE_SEED_DEFAULT};
     struct bench_progress progress;
+    struct bench_fill_options fill = {.bytes = NULL};
     bool hot = false;
     int code = 0;
 
     const struct arg args[] = {
         {"--quick", ARG_FLAG, NULL, "few and short rounds: done within a minute", &options.quick},
         {"--daemon", ARG_TEXT, "PATH",
-         "rpc, restart: its program (../cached/cached beside cachectl)", &restart.daemon},
-        {"--dir", ARG_TEXT, "DIR", "restart: a directory of mkstate; it stays, a little fuller",
+         "rpc, restart, fill: its program (../cached/cached beside cachectl)", &restart.daemon},
+        {"--dir", ARG_TEXT, "DIR",
+         "restart: a directory of mkstate; it stays, a little fuller; fill: state of its daemon",
          &restart.dir},
         {"--seed", ARG_COUNT, "K", "restart: mkstate's --seed of DIR (default 1)", &restart.seed},
+        {"--bytes", ARG_TEXT, "N", "fill: how much to save: 3GiB", &fill.bytes},
+        {"--ops-token-file", ARG_TEXT, "F", "fill: token with role ops, where there is no --dir",
+         &fill.ops_token_file},
         {"--hot", ARG_FLAG, NULL, "gemm: one matrix again and again, not a set of them", &hot},
         {"--model", ARG_TEXT, "DIR", "engine benchmarks: this model (default: `small`, made anew)",
          &options.model_dir},
@@ -128,9 +140,12 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
                   (unsigned long long)options.threads);
         return CLIENT_EXIT_USAGE;
     }
+    fill.daemon = restart.daemon;
+    fill.dir = restart.dir;
     bench_progress_start(&progress, ctl);
     restart.quick = options.quick;
-    code = run_named(&progress, argv[0], &options, &restart, hot);
+    code = strcmp(argv[0], "fill") == 0 ? bench_fill(&progress, &fill)
+                                        : run_named(&progress, argv[0], &options, &restart, hot);
     bench_progress_stop(&progress);
     if (code != 0 && spawn_interrupted()) bench_say_interrupted(&progress);
     return code;
@@ -152,7 +167,7 @@ const struct command command_bench = {
     .arguments = "NAME",
     .summary = "one named benchmark, against anchors of the same run",
     .details = TEXT_RPC TEXT_GEMM TEXT_RESTART TEXT_PREFILL TEXT_THREADS TEXT_RESUME TEXT_DECODE
-        TEXT_DRAFT TEXT_BATCH_REPLAY TEXT_SSD_READ TEXT_SSD_COMMIT TEXT_ENGINE TEXT_ALL,
+        TEXT_DRAFT TEXT_BATCH_REPLAY TEXT_SSD_READ TEXT_SSD_COMMIT TEXT_FILL TEXT_ENGINE TEXT_ALL,
     .example = "cachectl bench rpc --quick",
     .arguments_min = 1,
     .arguments_max = 1,

@@ -49,6 +49,19 @@ const char *fio_find(char *path, size_t path_bytes)
     return NULL;
 }
 
+bool fio_has_huge(uint64_t bytes)
+{
+    char line[128];
+    uint64_t count = 0, kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, "HugePages_Free:", 15) == 0) count = strtoull(line + 15, NULL, 10);
+        if (strncmp(line, "Hugepagesize:", 13) == 0) kib = strtoull(line + 13, NULL, 10);
+    }
+    if (file != NULL) (void)fclose(file);
+    return count * kib * 1024 >= bytes;
+}
+
 static void add_job(struct flags *flags, const struct fio_job *job)
 {
     add(flags, "--name=anchor");
@@ -67,6 +80,7 @@ static void add_job(struct flags *flags, const struct fio_job *job)
         add(flags, "--overwrite=1");
         add(flags, "--fdatasync=%u", job->flush);
     }
+    if (job->huge) add(flags, "--iomem=mmaphuge");
     add(flags, "--ioengine=io_uring");
     add(flags, "--fixedbufs");
     add(flags, "--registerfiles");

@@ -14,6 +14,7 @@ struct fio_job {
     uint64_t block;   /* Bytes of one operation. */
     uint32_t depth;   /* Operations in flight. */
     bool drains;      /* All of them end before the next are started. */
+    bool huge;        /* Its buffers lie in huge pages. */
     const char *dir;  /* For its answer. */
 };
 
@@ -25,6 +26,10 @@ struct fio_result {
 
 /* The program; NULL, with the sentence printed: it is not here. */
 const char *fio_find(char *path, size_t path_bytes);
+
+/* Whether the kernel has so many bytes of huge pages to give (vm.nr_hugepages): without them the
+ * buffers of fio are many small pieces to the device, those of the store few large ones. */
+bool fio_has_huge(uint64_t bytes);
 
 /* Runs the jobs beside each other: `ret_results` has one for each.  False: it failed (the sentence
  * is printed), or this program is to end. */

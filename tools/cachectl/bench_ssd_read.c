@@ -5,7 +5,8 @@
  * whole: more of them than the memory for pages holds, so that every page is read from the device,
  * and another one is given up for it, as in a daemon under load.  fio reads the same bytes of the
  * same file in the same order, with blocks of a page, as many in flight.  Where a session has fewer
- * pages than that, fio too waits for all of them before it starts the next.
+ * pages than that, fio too waits for all of them before it starts the next.  The store's memory is
+ * in huge pages where the kernel gives them; fio's is if some are set aside (vm.nr_hugepages).
  */
 
 #include "kvstore/base/bytes.h"
@@ -57,6 +58,7 @@ struct reading {
     struct restore restore;
     uint32_t next;   /* Session to be read. */
     uint32_t rounds; /* Sessions of one run. */
+    bool huge;       /* fio's buffers. */
     bool checks;     /* Pages are verified. */
     const char *fio;
     char segment[BENCH_SSD_DIR_BYTES + 32];
@@ -158,6 +160,7 @@ static int reading_init(struct reading *reading, const struct size *size, bool q
     progress->doing = "storing sessions";
     int code = bench_ssd_open(&reading->own, &options, progress);
     if (code != CLIENT_EXIT_OK) return code;
+    reading->huge = fio_has_huge(2ull * KV_READ_DEPTH * reading->own.layout.page_bytes);
     if (!make_restore(reading)) return CLIENT_EXIT_FAILED;
     for (uint32_t s = 0; s < size->sessions; s++) {
         struct bench_history *history = &reading->histories[s];
@@ -295,6 +298,7 @@ static bool run_fio(void *context, double *ret_seconds)
         .block = page_bytes,
         .depth = KV_MIN(pages, KV_READ_DEPTH),
         .drains = pages < KV_READ_DEPTH,
+        .huge = reading->huge,
         .dir = reading->own.dir,
     };
     if (!fio_run(reading->progress, reading->fio, &job, 1, &result)) return false;
@@ -341,7 +345,8 @@ static void name_lines(const struct reading *reading, struct bench_pairs lines[L
     lines[0].unit = lines[0].anchor_unit = lines[3].unit = lines[3].anchor_unit = mb;
     lines[0].unit_name = lines[3].unit_name = "MB/s";
     (void)snprintf(lines[0].what, sizeof(lines[0].what), "sessions of %s", name);
-    (void)snprintf(lines[0].anchor, sizeof(lines[0].anchor), "fio, %u in flight", depth);
+    (void)snprintf(lines[0].anchor, sizeof(lines[0].anchor), "fio, %u in flight%s", depth,
+                   reading->huge ? ", huge pages" : "");
     (void)snprintf(lines[1].what, sizeof(lines[1].what), "%s: p99 of a page", name);
     (void)snprintf(lines[1].anchor, sizeof(lines[1].anchor), "fio's");
     (void)snprintf(lines[2].what, sizeof(lines[2].what), "%s: CPU a GiB, without the checksum",
