@@ -117,7 +117,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     int code = 0;
 
     const struct arg args[] = {
-        {"--quick", ARG_FLAG, NULL, "few and short rounds: done within a minute", &options.quick},
+        {"--quick", ARG_FLAG, NULL, "few and short rounds, fewer on a slow machine: a minute",
+         &options.quick},
         {"--daemon", ARG_TEXT, "PATH",
          "rpc, restart, fill: its program (../cached/cached beside cachectl)", &restart.daemon},
         {"--dir", ARG_TEXT, "DIR",

@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define NOT_GIVEN UINT64_MAX
 #define SPARE_TOKENS 16u
@@ -223,13 +222,6 @@ static int make_session(struct runner *runner)
     return CLIENT_EXIT_OK;
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* The next pass: the decoder follows the encoder at once with --prefill all, else it comes after.
  */
 static struct eng_piece next_piece(const struct runner *runner, struct eng_run_left left)
@@ -244,7 +236,7 @@ static struct eng_piece next_piece(const struct runner *runner, struct eng_run_l
 
 static int prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
 {
-    const uint64_t begin = now_ms();
+    const uint64_t begin = model_now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
     struct eng_run_left left;
     struct kv_error err = {0};
@@ -259,7 +251,7 @@ static int prefill(struct runner *runner, const char *what, uint32_t from, uint3
         }
         /* What follows would be computed from other weights, or from none. */
         if (eng_model_check(runner->model, &err) != KV_OK) return fail(&err);
-        const uint64_t now = now_ms();
+        const uint64_t now = model_now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
         ctl_say(runner->ctl, "%s: %u of %u tokens, %llu s", what,

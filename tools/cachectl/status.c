@@ -169,7 +169,7 @@ static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsR
     (void)printf("%-9s %s%s%s\n", "health", serving ? ctl_green(ctl) : ctl_red(ctl), s->health,
                  ctl_plain(ctl));
     (void)printf(
-        "%-9s %s  fingerprint %s  %.0f B/token\n", "model", s->model_name,
+        "%-9s %s  fingerprint %s  %g B/token\n", "model", s->model_name,
         out_hex(fingerprint, s->model_fingerprint.data, KV_MIN(s->model_fingerprint.len, 8)),
         s->bytes_per_token);
     if (is_synthetic(s)) {
