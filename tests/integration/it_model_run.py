@@ -7,6 +7,7 @@ uninterrupted one; bad input is one sentence and leaves no file.
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -106,6 +107,10 @@ class Runs:
         got = self.call(*flags)
         equal(got.returncode, 0, "model run %s: %s" % (" ".join(flags), got.stderr))
         equal(got.stdout, "", "stdout")
+        said = got.stderr.splitlines()[-1:]
+        check(said and re.match(r"%s: \d+ tensors, %d bytes: tokens \d+ to \d+ of \d+ through tiny, "
+                                % (re.escape(os.path.join(self.folder, "out")), os.path.getsize(
+                                    os.path.join(self.folder, "out"))), said[0]), got.stderr)
         path = os.path.join(self.folder, "out")
         dump = Dump(path)
         os.unlink(path)
@@ -340,10 +345,44 @@ def run_refused(runs, ids):
     check(full.returncode == 1 and "no room for" in full.stderr
           and full.stderr.endswith(": File too large\n"), full.stderr)
     equal(parts(os.path.join(runs.folder, "out")), [], "parts after a file that may not grow")
+    run_codes(runs)
     run_over_model(runs)
     run_interrupted(runs)
     run_changed(runs)
     equal(parts(os.path.join(runs.folder, "out")), [], "parts in the end")
+
+
+def run_codes(runs):
+    """The codes of `model verify`, and the document of --json."""
+    kept, out = runs.model, os.path.join(runs.folder, "out")
+    runs.model = os.path.join(runs.folder, "no-model")
+    got = runs.call()
+    check(got.returncode == 3 and "No such file" in got.stderr and got.stderr.count("\n") == 1,
+          got.stderr)
+    runs.model = make_model(os.path.join(runs.folder, "damaged"))
+    os.truncate(os.path.join(runs.model, "model.safetensors"), 5000000)
+    for flags in ((), ("--json",)):
+        got = runs.call(*flags)
+        verify = subprocess.run([CACHECTL, "model", "verify", runs.model], capture_output=True,
+                                text=True, timeout=60)
+        equal((got.returncode, got.stderr, got.stdout), (7, verify.stderr, ""), "as verify")
+        check(not os.path.exists(out), "no dump of a damaged model")
+    runs.model = kept
+    equal(runs.call("--quiet").stderr, "", "--quiet")
+    got = runs.call("--json", "--resume-at", "40", "--replay", "--chunk", "7")
+    equal((got.returncode, got.stderr), (0, ""), "--json")
+    told, dump = json.loads(got.stdout), Dump(out)
+    equal(told.pop("milliseconds") >= 0, True, "milliseconds")
+    equal(told, {
+        "schema": 1, "model": "tiny", "directory": runs.model, "isa": dump.meta["isa"],
+        "family": dump.meta["family"], "prefill": "ced", "quant": "on", "chunk": 7,
+        "tokens": dump.shape["tokens"][0], "resume_at": 40, "replay": True,
+        "first_computed": dump.values("stream.0.pos")[0], "dump": out,
+        "tensors": len(dump.shape), "bytes": os.path.getsize(out)}, "the document")
+    equal(json.loads(runs.call("--json").stdout)["resume_at"], None, "resume_at of a cold run")
+    os.unlink(out)
+    got = runs.call("--json", out=os.fsencode(out) + b"\xff")
+    check(got.returncode == 2 and "UTF-8" in got.stderr and got.stdout == "", got.stderr)
 
 
 def make_model(path, *flags):
@@ -416,7 +455,7 @@ def run_changed(runs):
         change()
         began = time.monotonic()
         talk = process.communicate(timeout=60)[1]
-        equal(process.returncode, 1, talk)
+        equal(process.returncode, 7, talk)
         check(weights + ": " + words in talk, talk)
         check(time.monotonic() - began < 3, "it ended after %.1f s" % (time.monotonic() - began))
         check(not os.path.exists(out), "no out")
