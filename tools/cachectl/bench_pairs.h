@@ -7,11 +7,10 @@
  */
 
 #include "tools/cachectl/bench_progress.h"
+#include "tools/cachectl/bench_ratio.h"
 #include "tools/cachectl/ctl.h"
 
 struct json_t;
-
-#define BENCH_PAIRS_MAX 64u
 
 /* One line of the result.  Owned by: the benchmark's stack. */
 struct bench_pairs {
@@ -20,9 +19,9 @@ struct bench_pairs {
     double unit;     /* Work done by one measured run; 0: seconds are printed instead. */
     double anchor_unit;
     const char *unit_name; /* Of its speed; NULL: "tok/s". */
-    double target; /* 0: none. */
-    bool at_least; /* The ratio should be at least `target`; false: at most. */
-    bool speed;    /* The ratio is of speeds (unit / seconds); false: of seconds. */
+    double target;         /* 0: none. */
+    bool at_least;         /* The ratio should be at least `target`; false: at most. */
+    bool speed;            /* The ratio is of speeds (unit / seconds); false: of seconds. */
     uint32_t count;
     double seconds[BENCH_PAIRS_MAX], anchor_seconds[BENCH_PAIRS_MAX];
 };
@@ -34,14 +33,10 @@ typedef bool (*bench_run)(void *context, double *ret_seconds);
 int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pairs, uint32_t count,
                         bench_run run, void *run_context, bench_run anchor, void *anchor_context);
 
-/* Median of the pairs' ratios, and their ends. */
-struct bench_ratio {
-    double median, min, max;
-};
 struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs);
 
 /* Prints a table of comparisons, or JSON.  `facts` (taken over; NULL: none) is an object of figures
  * that have no anchor: printed as one line each.  Returns an exit code: a missed target is printed
- * as missed and is no error. */
+ * as missed and is no error; a ratio that is not measurable is printed as that and is not met. */
 int bench_pairs_report(const struct ctl *ctl, const char *name, const struct bench_pairs *pairs,
                        size_t count, struct json_t *facts);
