@@ -14,6 +14,7 @@
 #include "tools/cachectl/spawn.h"
 #include "tools/mkstate_content.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* What --help says, of all and of one. */
@@ -55,25 +56,69 @@
     "A target that is missed is reported as missed; the exit code stays 0.  A benchmark that is\n" \
     "ended (Ctrl-C) says what it has measured so far, and leaves no files and no daemon."
 
+/* Flags that not every benchmark takes; --quick is everybody's. */
+enum {
+    TAKES_DAEMON = 1,
+    TAKES_DIR = 2,
+    TAKES_SEED = 4,
+    TAKES_HOT = 8,
+    TAKES_MODEL = 16,
+    TAKES_THREADS = 32,
+    TAKES_BYTES = 64,
+    TAKES_OPS = 128,
+};
+#define TAKES_ENGINE (TAKES_MODEL | TAKES_THREADS)
+#define NOT_GIVEN UINT64_MAX /* No number of the command line is. */
+
+static const char *const flags[] = {"--daemon", "--dir", "--seed", "--hot",
+                                    "--model",  "--threads", "--bytes", "--ops-token-file"};
+
 static const struct {
     const char *name, *help, *example;
+    unsigned takes;
     int (*run)(struct bench_progress *progress, const struct bench_engine_options *options);
 } benches[] = {
-    {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", NULL},
-    {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", NULL},
+    {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", TAKES_DAEMON, NULL},
+    {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", TAKES_HOT, NULL},
     {"fill", TEXT_FILL "\n" TEXT_ALL, "cachectl bench fill --dir /var/lib/scratch --bytes 3GiB",
-     NULL},
-    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick", NULL},
-    {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", bench_prefill},
-    {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", bench_threads},
-    {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", bench_resume},
-    {"decode", TEXT_DECODE TEXT_ENGINE TEXT_ALL, "cachectl bench decode --quick", bench_decode},
-    {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick", bench_draft},
+     TAKES_DAEMON | TAKES_DIR | TAKES_BYTES | TAKES_OPS, NULL},
+    {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick",
+     TAKES_DAEMON | TAKES_DIR | TAKES_SEED, NULL},
+    {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", TAKES_ENGINE,
+     bench_prefill},
+    {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", TAKES_MODEL,
+     bench_threads},
+    {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", TAKES_ENGINE,
+     bench_resume},
+    {"decode", TEXT_DECODE TEXT_ENGINE TEXT_ALL, "cachectl bench decode --quick", TAKES_ENGINE,
+     bench_decode},
+    {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick", TAKES_MODEL,
+     bench_draft},
     {"batch-replay", TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL, "cachectl bench batch-replay --quick",
-     bench_batch_replay},
-    {"ssd-read", TEXT_SSD_READ "\n" TEXT_ALL, "cachectl bench ssd-read --quick", NULL},
-    {"ssd-commit", TEXT_SSD_COMMIT "\n" TEXT_ALL, "cachectl bench ssd-commit --quick", NULL},
+     TAKES_ENGINE, bench_batch_replay},
+    {"ssd-read", TEXT_SSD_READ "\n" TEXT_ALL, "cachectl bench ssd-read --quick", 0, NULL},
+    {"ssd-commit", TEXT_SSD_COMMIT "\n" TEXT_ALL, "cachectl bench ssd-commit --quick", 0, NULL},
 };
+
+/* A flag that this benchmark would not look at is a mistake of whoever gave it. */
+static bool check_flags(const char *name, unsigned given)
+{
+    char list[128] = "--quick";
+    unsigned takes = given;
+    size_t used = strlen(list);
+
+    for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
+        if (strcmp(name, benches[i].name) == 0) takes = benches[i].takes;
+    for (size_t i = 0; i < KV_ARRAY_COUNT(flags); i++)
+        if ((takes & (1u << i)) != 0)
+            used += (size_t)snprintf(list + used, sizeof(list) - used, ", %s", flags[i]);
+    for (size_t i = 0; i < KV_ARRAY_COUNT(flags); i++)
+        if ((given & ~takes & (1u << i)) != 0) {
+            ctl_error("bench %s does nothing with %s; its flags are %s", name, flags[i], list);
+            return false;
+        }
+    return true;
+}
 
 /* Runs the benchmark `name`. */
 static int run_named(struct bench_progress *progress, const char *name,
@@ -109,8 +154,8 @@ static struct command named_command(const struct command *command, int argc, cha
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
-    struct bench_engine_options options = {.threads = 0};
-    struct bench_restart_options restart = {.seed = MKSTATE_SEED_DEFAULT};
+    struct bench_engine_options options = {.threads = NOT_GIVEN};
+    struct bench_restart_options restart = {.seed = NOT_GIVEN};
     struct bench_progress progress;
     struct bench_fill_options fill = {.bytes = NULL};
     bool hot = false;
@@ -131,11 +176,22 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
         {"--hot", ARG_FLAG, NULL, "gemm: one matrix again and again, not a set of them", &hot},
         {"--model", ARG_TEXT, "DIR", "engine benchmarks: this model (default: `small`, made anew)",
          &options.model_dir},
-        {"--threads", ARG_COUNT, "N", "engine benchmarks: threads (default 0: one per core)",
+        {"--threads", ARG_COUNT, "N",
+         "prefill, resume, decode, batch-replay: threads (default 0: one per core)",
          &options.threads},
     };
     const struct command named = named_command(command, argc, argv);
     if (ctl_parse(ctl, &named, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
+    const unsigned given = (restart.daemon != NULL ? TAKES_DAEMON : 0u) |
+                           (restart.dir != NULL ? TAKES_DIR : 0u) |
+                           (restart.seed != NOT_GIVEN ? TAKES_SEED : 0u) | (hot ? TAKES_HOT : 0u) |
+                           (options.model_dir != NULL ? TAKES_MODEL : 0u) |
+                           (options.threads != NOT_GIVEN ? TAKES_THREADS : 0u) |
+                           (fill.bytes != NULL ? TAKES_BYTES : 0u) |
+                           (fill.ops_token_file != NULL ? TAKES_OPS : 0u);
+    if (!check_flags(argv[0], given)) return CLIENT_EXIT_USAGE;
+    if (restart.seed == NOT_GIVEN) restart.seed = MKSTATE_SEED_DEFAULT;
+    if (options.threads == NOT_GIVEN) options.threads = 0;
     if (options.threads > KV_ENGINE_THREADS_MAX) {
         ctl_error("--threads must be at most %u, found %llu", KV_ENGINE_THREADS_MAX,
                   (unsigned long long)options.threads);
