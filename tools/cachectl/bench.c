@@ -70,7 +70,7 @@ enum {
 #define TAKES_ENGINE (TAKES_MODEL | TAKES_THREADS)
 #define NOT_GIVEN UINT64_MAX /* No number of the command line is. */
 
-static const char *const flags[] = {"--daemon", "--dir", "--seed", "--hot",
+static const char *const flags[] = {"--daemon", "--dir",     "--seed",  "--hot",
                                     "--model",  "--threads", "--bytes", "--ops-token-file"};
 
 static const struct {
@@ -182,13 +182,12 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     };
     const struct command named = named_command(command, argc, argv);
     if (ctl_parse(ctl, &named, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
-    const unsigned given = (restart.daemon != NULL ? TAKES_DAEMON : 0u) |
-                           (restart.dir != NULL ? TAKES_DIR : 0u) |
-                           (restart.seed != NOT_GIVEN ? TAKES_SEED : 0u) | (hot ? TAKES_HOT : 0u) |
-                           (options.model_dir != NULL ? TAKES_MODEL : 0u) |
-                           (options.threads != NOT_GIVEN ? TAKES_THREADS : 0u) |
-                           (fill.bytes != NULL ? TAKES_BYTES : 0u) |
-                           (fill.ops_token_file != NULL ? TAKES_OPS : 0u);
+    const unsigned given =
+        (restart.daemon != NULL ? TAKES_DAEMON : 0u) | (restart.dir != NULL ? TAKES_DIR : 0u) |
+        (restart.seed != NOT_GIVEN ? TAKES_SEED : 0u) | (hot ? TAKES_HOT : 0u) |
+        (options.model_dir != NULL ? TAKES_MODEL : 0u) |
+        (options.threads != NOT_GIVEN ? TAKES_THREADS : 0u) |
+        (fill.bytes != NULL ? TAKES_BYTES : 0u) | (fill.ops_token_file != NULL ? TAKES_OPS : 0u);
     if (!check_flags(argv[0], given)) return CLIENT_EXIT_USAGE;
     if (restart.seed == NOT_GIVEN) restart.seed = MKSTATE_SEED_DEFAULT;
     if (options.threads == NOT_GIVEN) options.threads = 0;
