@@ -61,8 +61,8 @@ bool bigram_row(const struct plan *plan, const struct eng_tensor_spec *weight, u
 bool complain(const char *path);
 
 /* Makes the directory, or removes the model that is there.  false, with the sentence on stderr and
- * nothing touched: that one is somebody's and there is no `force`, or weight_bytes find no room;
- * or it could not be removed. */
+ * nothing touched: that one, or what else is there, is somebody's and there is no `force`, or
+ * weight_bytes find no room; or it could not be removed. */
 bool dir_prepare(const struct plan *plan, uint64_t weight_bytes);
 
 /* ---- mkmodel_write.c: files ---- */

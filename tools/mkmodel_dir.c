@@ -3,7 +3,8 @@
  * removal of what an earlier run left.
  *
  * Every weight file that mkmodel makes begins with MKMODEL_MARK.  Where one of the names that a
- * model has stands for something else, the directory is somebody's, and only --force touches it.
+ * model has stands for something else, or there are files but no model, the directory is
+ * somebody's, and only --force touches it.
  * Files are removed in an order that leaves a marked one to the end, so that a run that was killed
  * leaves a directory that the next one knows as its own.
  */
@@ -76,7 +77,26 @@ static const char *next_of(DIR *entries, enum kind kind)
     return NULL;
 }
 
-/* May its model be replaced?  Yes, if there is none. */
+/* Without a model in it: a directory of other things is not one for models, but what a mkmodel
+ * left that was killed before its first weights were whole is no other thing. */
+static bool check_empty(const struct plan *plan, DIR *entries)
+{
+    const struct dirent *entry;
+
+    rewinddir(entries);
+    while ((entry = readdir(entries)) != NULL) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (kind_of(entry->d_name) != KIND_OTHER) continue;
+        (void)fprintf(stderr,
+                      "mkmodel: %s is not empty and holds no model that mkmodel made (%s): name "
+                      "another directory, or write into it with --force\n",
+                      plan->dir, entry->d_name);
+        return false;
+    }
+    return true;
+}
+
+/* May its model be replaced?  Yes, if there is none and nothing else either. */
 static bool check_owner(const struct plan *plan, DIR *entries)
 {
     char foreign[256] = "";
@@ -97,7 +117,7 @@ static bool check_owner(const struct plan *plan, DIR *entries)
         if ((name = next_of(entries, kind)) != NULL)
             (void)snprintf(foreign, sizeof(foreign), "%s", name);
     }
-    if (foreign[0] == '\0') return true;
+    if (foreign[0] == '\0') return marked || check_empty(plan, entries);
     (void)fprintf(stderr,
                   "mkmodel: %s holds a model that mkmodel did not make (%s): name another "
                   "directory, or replace it with --force\n",

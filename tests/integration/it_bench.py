@@ -36,6 +36,11 @@ def test_files(tool):
                            model], check=False, capture_output=True, text=True)
     if not d.check(done.returncode == 0, f"mkmodel: {done.stderr}"):
         return
+    got = tool.json("bench", "resume", "--quick", "--quiet", "--json", "--model", model)
+    for line in got["comparisons"]:  # Times of so small a model are noise now and then.
+        if line["ratio_min"] <= 0:
+            d.check(not line["measurable"] and not line.get("met"), f"noise is no result: {line}")
+        d.equal(line["measurable"], line["ratio_min"] > 0, f"{line}")
     rows = os.path.join(model, "session.rows")
     with open(rows, "w", encoding="ascii") as f:
         f.write("mine")
@@ -108,6 +113,18 @@ def test_help(tool):
                 text = f"\n{other:13} "
                 d.check(text in every, f"--help has {other}")
                 d.equal(text in said, other == name, f"bench {name} --help and {other}")
+    for name, flag, takes in (
+            (["prefill", "--hot"], "--hot", "--quick, --model, --threads"),
+            (["rpc", "--model", "M"], "--model", "--quick, --daemon"),
+            (["threads", "--threads", "3"], "--threads", "--quick, --model"),
+            (["draft", "--threads", "0"], "--threads", "--quick, --model"),
+            (["prefill", "--daemon", "x"], "--daemon", "--quick, --model, --threads"),
+            (["gemm", "--seed", "1"], "--seed", "--quick, --hot"),
+            (["ssd-read", "--dir", "x"], "--dir", "--quick"),
+            (["restart", "--model", "x"], "--model", "--quick, --daemon, --dir, --seed")):
+        said = tool.code(2, "bench", *name).stderr
+        d.equal(said, f"cachectl: bench {name[0]} does nothing with {flag}; its flags are {takes}\n",
+                " ".join(name))
     said = tool.code(0, "bench", "nothing", "--help").stdout
     d.equal(said, every, "an unknown name")
 

@@ -90,12 +90,28 @@ def test_foreign(models):
         d.equal(done.returncode, 0, f"{what}: --force: {done.stderr}")
         d.equal(sorted(os.listdir(copy)), sorted(["README", CONFIG, SINGLE]), f"{what}: replaced")
         d.equal(mkmodel(copy).returncode, 0, f"{what}: and from then on as any of mkmodel's")
-    # A directory with other files is no model, nor is one with what a killed mkmodel left.
+    # A directory with other files is not for models, unless one of mkmodel's is there already.
     other = d.scratch()
-    write(os.path.join(other, "notes.safetensors"), b"mine")
     write(os.path.join(other, "config.json.tmp"), b"{")
-    d.equal(mkmodel(other, "--plain").returncode, 0, "a directory of other things")
+    write(os.path.join(other, "notes.safetensors"), b"mine")
+    before = contents(other)
+    done = mkmodel(other, "--plain")
+    d.equal((done.returncode, done.stdout, done.stderr),
+            (1, "", f"mkmodel: {other} is not empty and holds no model that mkmodel made "
+                    "(notes.safetensors): name another directory, or write into it with --force\n"),
+            "a directory of other things")
+    d.check(contents(other) == before, "nothing is touched")
+    done = mkmodel("/etc")
+    d.check(done.returncode == 1 and "mkmodel: /etc is not empty and holds no model" in done.stderr
+            and not os.path.exists("/etc/config.json"), f"/etc: {done.stderr}")
+    d.equal(mkmodel(other, "--plain", "--force").returncode, 0, "--force")
+    for options in ((), ("--plain",)):
+        d.equal(mkmodel(other, *options).returncode, 0, "and then without")
     d.equal(sorted(os.listdir(other)), sorted([CONFIG, SINGLE, "notes.safetensors"]), "stay")
+    left = d.scratch()
+    write(os.path.join(left, "config.json.tmp"), b"{")
+    d.equal(mkmodel(left, "--plain").returncode, 0, "what a killed mkmodel left")
+    d.equal(sorted(os.listdir(left)), sorted([CONFIG, SINGLE]), "is gone")
     help_text = subprocess.run([MKMODEL, "--help"], capture_output=True, text=True, check=True)
     d.check("--force" in help_text.stdout, "--help names --force")
 

@@ -7,6 +7,7 @@ uninterrupted one; bad input is one sentence and leaves no file.
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -74,6 +75,12 @@ class Dump:
         return {key: self.bytes[name][i * width:(i + 1) * width] for i, key in enumerate(keys)}
 
 
+def parts(path):
+    """The unfinished files beside `path`."""
+    return [name for name in os.listdir(os.path.dirname(path))
+            if name.startswith(os.path.basename(path) + ".part")]
+
+
 class Runs:
     def __init__(self, folder):
         self.folder = folder
@@ -100,10 +107,14 @@ class Runs:
         got = self.call(*flags)
         equal(got.returncode, 0, "model run %s: %s" % (" ".join(flags), got.stderr))
         equal(got.stdout, "", "stdout")
+        said = got.stderr.splitlines()[-1:]
+        check(said and re.match(r"%s: \d+ tensors, %d bytes: tokens \d+ to \d+ of \d+ through tiny, "
+                                % (re.escape(os.path.join(self.folder, "out")), os.path.getsize(
+                                    os.path.join(self.folder, "out"))), said[0]), got.stderr)
         path = os.path.join(self.folder, "out")
         dump = Dump(path)
         os.unlink(path)
-        check(not os.path.exists(path + ".part"), "no .part file stays")
+        equal(parts(path), [], "no .part file stays")
         return dump
 
 
@@ -316,8 +327,8 @@ def run_refused(runs, ids):
         got = runs.call(*flags, ids=odd)
         equal(got.returncode, code, "%r: %s" % (flags, got.stderr))
         check(text in got.stderr and got.stderr.count("\n") == 1, "%r in %r" % (text, got.stderr))
-        for name in ("out", "out.part"):
-            check(not os.path.exists(os.path.join(runs.folder, name)), "no " + name)
+        check(not os.path.exists(os.path.join(runs.folder, "out")), "no out")
+        equal(parts(os.path.join(runs.folder, "out")), [], "parts")
     runs.write(ids)
     got = runs.call(ids=os.path.join(runs.folder, "none"))
     check(got.returncode == 1 and "No such file" in got.stderr, got.stderr)
@@ -330,12 +341,48 @@ def run_refused(runs, ids):
     full = subprocess.run(
         ["bash", "-c", "ulimit -f 64; exec \"$@\"", "bash", CACHECTL, "model", "run", runs.model,
          "--tokens", runs.ids, "--dump", os.path.join(runs.folder, "out")],
-        capture_output=True, text=True, timeout=60, preexec_fn=ignore_size_signal)
-    check(full.returncode == 1 and "no room for" in full.stderr, full.stderr)
+        capture_output=True, text=True, timeout=60)
+    check(full.returncode == 1 and "no room for" in full.stderr
+          and full.stderr.endswith(": File too large\n"), full.stderr)
+    equal(parts(os.path.join(runs.folder, "out")), [], "parts after a file that may not grow")
+    run_codes(runs)
     run_over_model(runs)
     run_interrupted(runs)
     run_changed(runs)
-    check(not os.path.exists(os.path.join(runs.folder, "out.part")), "no out.part")
+    equal(parts(os.path.join(runs.folder, "out")), [], "parts in the end")
+
+
+def run_codes(runs):
+    """The codes of `model verify`, and the document of --json."""
+    kept, out = runs.model, os.path.join(runs.folder, "out")
+    runs.model = os.path.join(runs.folder, "no-model")
+    got = runs.call()
+    check(got.returncode == 3 and "No such file" in got.stderr and got.stderr.count("\n") == 1,
+          got.stderr)
+    runs.model = make_model(os.path.join(runs.folder, "damaged"))
+    os.truncate(os.path.join(runs.model, "model.safetensors"), 5000000)
+    for flags in ((), ("--json",)):
+        got = runs.call(*flags)
+        verify = subprocess.run([CACHECTL, "model", "verify", runs.model], capture_output=True,
+                                text=True, timeout=60)
+        equal((got.returncode, got.stderr, got.stdout), (7, verify.stderr, ""), "as verify")
+        check(not os.path.exists(out), "no dump of a damaged model")
+    runs.model = kept
+    equal(runs.call("--quiet").stderr, "", "--quiet")
+    got = runs.call("--json", "--resume-at", "40", "--replay", "--chunk", "7")
+    equal((got.returncode, got.stderr), (0, ""), "--json")
+    told, dump = json.loads(got.stdout), Dump(out)
+    equal(told.pop("milliseconds") >= 0, True, "milliseconds")
+    equal(told, {
+        "schema": 1, "model": "tiny", "directory": runs.model, "isa": dump.meta["isa"],
+        "family": dump.meta["family"], "prefill": "ced", "quant": "on", "chunk": 7,
+        "tokens": dump.shape["tokens"][0], "resume_at": 40, "replay": True,
+        "first_computed": dump.values("stream.0.pos")[0], "dump": out,
+        "tensors": len(dump.shape), "bytes": os.path.getsize(out)}, "the document")
+    equal(json.loads(runs.call("--json").stdout)["resume_at"], None, "resume_at of a cold run")
+    os.unlink(out)
+    got = runs.call("--json", out=os.fsencode(out) + b"\xff")
+    check(got.returncode == 2 and "UTF-8" in got.stderr and got.stdout == "", got.stderr)
 
 
 def make_model(path, *flags):
@@ -377,12 +424,7 @@ def run_over_model(runs):
             equal(got.returncode, 2, "%s of %s" % (name, model))
             check("--dump would replace the model's " + name in got.stderr
                   and got.stderr.count("\n") == 1, got.stderr)
-        os.link(os.path.join(single, "config.json"), os.path.join(runs.folder, "out.part"))
         runs.model = single
-        got = runs.call()
-        check(got.returncode == 2 and "out.part: --dump would replace the model's config.json"
-              in got.stderr, got.stderr)
-        os.unlink(os.path.join(runs.folder, "out.part"))
         check(before == (contents(single), contents(shards)), "the models are as they were")
         inside = os.path.join(single, "out.safetensors")  # What is no file of the model may go.
         for _ in range(2):
@@ -408,16 +450,16 @@ def run_changed(runs):
         process = subprocess.Popen([CACHECTL, "model", "run", model, "--tokens", runs.ids,
                                     "--dump", out, "--threads", "1"],
                                    stderr=subprocess.PIPE, text=True)
-        while process.poll() is None and not os.path.exists(out + ".part"):
+        while process.poll() is None and not parts(out):
             time.sleep(0.01)
         change()
         began = time.monotonic()
         talk = process.communicate(timeout=60)[1]
-        equal(process.returncode, 1, talk)
+        equal(process.returncode, 7, talk)
         check(weights + ": " + words in talk, talk)
         check(time.monotonic() - began < 3, "it ended after %.1f s" % (time.monotonic() - began))
-        for name in (out, out + ".part"):
-            check(not os.path.exists(name), "no " + name)
+        check(not os.path.exists(out), "no out")
+        equal(parts(out), [], "parts of a run whose model changed")
 
 
 def run_interrupted(runs):
@@ -426,17 +468,55 @@ def run_interrupted(runs):
     process = subprocess.Popen([CACHECTL, "model", "run", runs.model, "--tokens", runs.ids,
                                 "--dump", out, "--prefill", "all", "--threads", "1"],
                                stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not os.path.exists(out + ".part"):
+    while process.poll() is None and not parts(out):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     talk = process.communicate(timeout=60)[1]
     check(process.returncode == 130 and "interrupted" in talk, talk)
-    for name in (out, out + ".part"):
-        check(not os.path.exists(name), "an interrupted run leaves no " + name)
+    check(not os.path.exists(out), "an interrupted run leaves no dump")
+    equal(parts(out), [], "parts of an interrupted run")
 
 
-def ignore_size_signal():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def run_at_once(runs):
+    """Runs that write one file: each is whole, the last one's stays, a user's .part is his own."""
+    out = os.path.join(runs.folder, "same")
+    mine = out + ".part"
+    with open(mine, "w") as file:
+        file.write("mine")
+    lists = []
+    for count in (40, 300, 600):
+        lists.append(tokens(count, runs.image_id))
+        with open(runs.ids + str(count), "wb") as file:
+            file.write(struct.pack("<%dI" % count, *lists[-1]))
+    for _ in range(3):
+        running = [subprocess.Popen(
+            [CACHECTL, "model", "run", runs.model, "--tokens", runs.ids + str(len(ids)), "--dump",
+             out, "--threads", "1"], stderr=subprocess.PIPE, text=True) for ids in lists]
+        for process in running:
+            talk = process.communicate(timeout=120)[1]
+            equal(process.returncode, 0, talk)
+        dump = Dump(out)
+        whole = dump.values("tokens")
+        check(whole in lists, "the tokens of one run")
+        check_shapes(runs, dump, len(whole))
+        os.unlink(out)
+        runs.write(whole)
+        expect_equal(dump, runs.dump("--threads", "1"), "of three at once")
+    equal(parts(out), ["same.part"], "parts")
+    with open(mine) as file:
+        equal(file.read(), "mine", "a user's own .part")
+    os.unlink(mine)
+    # A name that is taken is not: another one is.
+    hold = ("for n in '' .1 .2; do echo mine >%s.part.$$$n; done; exec %s model run %s --tokens %s "
+            "--dump %s" % (out, CACHECTL, runs.model, runs.ids, out))
+    got = subprocess.run(["bash", "-c", hold], capture_output=True, text=True, timeout=60)
+    equal(got.returncode, 0, got.stderr)
+    equal(len(parts(out)), 3, "the files of those names stay")
+    for name in parts(out):
+        with open(os.path.join(runs.folder, name)) as file:
+            equal(file.read(), "mine\n", name)
+        os.unlink(os.path.join(runs.folder, name))
+    os.unlink(out)
 
 
 def run_help():
@@ -455,6 +535,7 @@ def main():
         run_help()
         ids = run_values(runs)
         run_resumed(runs, ids)
+        run_at_once(runs)
         run_refused(runs, ids)
     print("%d checks" % checks)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Quick tests of the oracle against what the specification states."""
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -222,12 +223,13 @@ def resume(m):
                   for k in r.rows.codes))
 
 
-def compare(root, *arguments):
+def compare(root, *arguments, scratch=None):
     """compare as a person starts it, with the build folder `root`."""
     here = os.path.dirname(os.path.abspath(__file__))
     return subprocess.run([sys.executable, os.path.join(here, "compare"), "--prompts", "1",
                            "--quant", "off", *arguments], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, "CACHED_BUILD_ROOT": root})
+                          timeout=120, env={**os.environ, "CACHED_BUILD_ROOT": root,
+                                            **({"TMPDIR": scratch} if scratch else {})})
 
 
 def who_is_judged():
@@ -259,6 +261,50 @@ def who_is_judged():
               and "in the oracle's own copy of the model; no engine ran" in plant.stdout)
 
 
+def wrong_usage():
+    """Refused in one sentence before anything runs; nothing temporary stays."""
+    with tempfile.TemporaryDirectory(prefix="oracle-") as root:
+        empty = os.path.join(root, "empty")
+        os.mkdir(empty)
+        with open(os.path.join(root, "half.json"), "w") as f:
+            f.write("{")
+        for arguments, words in (
+                (["--prompts", "0"], "--prompts: must be 1 to 1000, found 0"),
+                (["--prompts", "-1"], "--prompts"),
+                (["--prompts", "x"], "--prompts: must be 1 to 1000, found x"),
+                (["--prompts", "1001"], "--prompts: must be 1 to 1000, found 1001"),
+                (["--seed", str(2**64)], "--seed: must be 0 to"),
+                (["--config", "foo"], "--config foo is neither tiny nor small"),
+                (["--config", os.path.join(root, "half.json")], "no model of --config"),
+                (["--model", "/nonexistent"], "--model /nonexistent is no folder"),
+                (["--model", empty], "is no model that can be judged"),
+                (["--plant", "nosuch"], "--plant nosuch is no planted error; there are: all,"),
+                (["--plant", "q-norm,"], "is no planted error"),
+                (["--plant", "group-16"], "needs --quant on"),
+                (["--keep", "/proc/x"], "--keep /proc/x: ")):
+            got = compare(root, "--self", *arguments, scratch=root)
+            check("compare %s: refused" % " ".join(arguments)[:40], got.returncode == 2
+                  and not got.stdout and got.stderr.count("\n") == 1 and words in got.stderr
+                  and got.stderr.startswith("compare: "))
+        told = compare(root, "--help").stdout
+        check("--help: prompts, seed, an example", "1 to 1000 (default 20)" in told
+              and "of the model's weights and of the prompts" in told
+              and "example: compare --config tiny" in told)
+        here = os.path.dirname(os.path.abspath(__file__))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            run = subprocess.Popen(
+                [sys.executable, os.path.join(here, "compare"), "--self", "--prompts", "1000"],
+                env={**os.environ, "TMPDIR": root}, stderr=subprocess.PIPE, text=True)
+            while run.poll() is None and not any(
+                    n.startswith("oracle-") for n in os.listdir(root)):
+                time.sleep(0.02)
+            run.send_signal(number)
+            said = run.communicate(timeout=60)[1]
+            check("ended by signal %d: says so, exit %d" % (number, 128 + number),
+                  run.returncode == 128 + number and said == "compare: ended by signal %d\n" % number)
+        check("nothing temporary stays", sorted(os.listdir(root)) == ["empty", "half.json"])
+
+
 def main():
     began = time.time()
     prompts()
@@ -277,6 +323,7 @@ def main():
         make_model.make(toyconfig.tiny(), 3, folder, 16.0)
         depths(Model(folder))
     who_is_judged()
+    wrong_usage()
     print("%d failed, %.0f s" % (len(FAILED), time.time() - began))
     return 1 if FAILED else 0
 

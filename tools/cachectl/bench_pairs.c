@@ -14,21 +14,6 @@
 #include <assert.h>
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
-
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median_of(const double *values, uint32_t count)
-{
-    double sorted[BENCH_PAIRS_MAX];
-    memcpy(sorted, values, count * sizeof(*values));
-    qsort(sorted, count, sizeof(*sorted), compare);
-    return count % 2 == 1 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
-}
 
 struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs)
 {
@@ -40,13 +25,7 @@ struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs)
             ratios[i] =
                 (pairs->unit / pairs->seconds[i]) / (pairs->anchor_unit / pairs->anchor_seconds[i]);
     }
-    struct bench_ratio ratio = {
-        .median = median_of(ratios, pairs->count), .min = ratios[0], .max = ratios[0]};
-    for (uint32_t i = 1; i < pairs->count; i++) {
-        ratio.min = KV_MIN(ratio.min, ratios[i]);
-        ratio.max = KV_MAX(ratio.max, ratios[i]);
-    }
-    return ratio;
+    return bench_ratio_of(ratios, pairs->seconds, pairs->anchor_seconds, pairs->count);
 }
 
 /* After `count` pairs: one more like them would end too late. */
@@ -72,8 +51,13 @@ int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pai
         if (!ok) return CLIENT_EXIT_FAILED;
         pairs->count++;
         const struct bench_ratio ratio = bench_pairs_ratio(pairs);
-        bench_note(progress, note, "%s beside %s: ratio %.3f (%.3f to %.3f), %u of %u pairs",
-                   pairs->what, pairs->anchor, ratio.median, ratio.min, ratio.max, i + 1, count);
+        if (ratio.measurable)
+            bench_note(progress, note, "%s beside %s: ratio %.3f (%.3f to %.3f), %u of %u pairs",
+                       pairs->what, pairs->anchor, ratio.median, ratio.min, ratio.max, i + 1,
+                       count);
+        else
+            bench_note(progress, note, "%s beside %s: not measurable so far, %u of %u pairs",
+                       pairs->what, pairs->anchor, i + 1, count);
         bench_say(progress, "%s, pair %u of %u: %.3f s beside %.3f s", pairs->what, i + 1, count,
                   *mine, *other);
         if (!bench_go_on(progress)) return CLIENT_EXIT_FAILED;
@@ -86,41 +70,44 @@ int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pai
     return CLIENT_EXIT_OK;
 }
 
-static bool is_met(const struct bench_pairs *pairs, double ratio)
-{
-    return pairs->at_least ? ratio >= pairs->target : ratio <= pairs->target;
-}
-
-static const char *verdict(const struct bench_pairs *pairs, double ratio)
-{
-    if (!(pairs->target > 0)) return "";
-    return is_met(pairs, ratio) ? "met" : "missed";
-}
-
 static json_t *pairs_json(const struct bench_pairs *pairs)
 {
     const struct bench_ratio ratio = bench_pairs_ratio(pairs);
     json_t *object =
         json_pack("{s:s, s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:f}", "what", pairs->what, "anchor",
                   pairs->anchor, "pairs", (int)pairs->count, "pairs_planned", (int)pairs->planned,
-                  "seconds", median_of(pairs->seconds, pairs->count), "anchor_seconds",
-                  median_of(pairs->anchor_seconds, pairs->count), "ratio", ratio.median,
+                  "seconds", bench_median(pairs->seconds, pairs->count), "anchor_seconds",
+                  bench_median(pairs->anchor_seconds, pairs->count), "ratio", ratio.median,
                   "ratio_min", ratio.min, "ratio_max", ratio.max);
+    if (object != NULL)
+        (void)json_object_set_new(object, "measurable", json_boolean(ratio.measurable));
     if (object != NULL && pairs->target > 0)
         (void)json_object_update_new(
             object, json_pack("{s:s, s:f, s:b}", "bound", pairs->at_least ? "at least" : "at most",
-                              "target", pairs->target, "met", is_met(pairs, ratio.median)));
+                              "target", pairs->target, "met",
+                              bench_ratio_met(&ratio, pairs->target, pairs->at_least)));
     return object;
 }
 
 static void add_measured(struct out_table *table, const double *seconds, uint32_t count,
                          double unit, const char *unit_name)
 {
-    const double middle = median_of(seconds, count);
+    const double middle = bench_median(seconds, count);
     if (unit > 0)
         out_table_cell(table, "%.0f %s", unit / middle, unit_name != NULL ? unit_name : "tok/s");
     else
         out_table_cell(table, "%.2f ms", middle * 1000);
+}
+
+static void add_ratio(struct out_table *table, const struct bench_ratio *ratio)
+{
+    const double shown[] = {ratio->median, ratio->min, ratio->max};
+    for (size_t i = 0; i < KV_ARRAY_COUNT(shown); i++) {
+        if (ratio->measurable)
+            out_table_cell(table, "%.3f", shown[i]);
+        else
+            out_table_cell(table, "-");
+    }
 }
 
 static void print_table(const struct ctl *ctl, const struct bench_pairs *pairs, size_t count)
@@ -137,9 +124,7 @@ static void print_table(const struct ctl *ctl, const struct bench_pairs *pairs, 
         add_measured(&table, line->seconds, line->count, line->unit, line->unit_name);
         out_table_cell(&table, "%s", line->anchor);
         add_measured(&table, line->anchor_seconds, line->count, line->anchor_unit, line->unit_name);
-        out_table_cell(&table, "%.3f", ratio.median);
-        out_table_cell(&table, "%.3f", ratio.min);
-        out_table_cell(&table, "%.3f", ratio.max);
+        add_ratio(&table, &ratio);
         if (line->count < line->planned)
             out_table_cell(&table, "%u of %u", line->count, line->planned);
         else
@@ -148,7 +133,7 @@ static void print_table(const struct ctl *ctl, const struct bench_pairs *pairs, 
             out_table_cell(&table, "%s %.2f", line->at_least ? ">=" : "<=", line->target);
         else
             out_table_cell(&table, "-");
-        out_table_cell(&table, "%s", verdict(line, ratio.median));
+        out_table_cell(&table, "%s", bench_ratio_verdict(&ratio, line->target, line->at_least));
     }
     out_table_print(ctl, &table);
 }

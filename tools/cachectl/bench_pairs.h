@@ -7,11 +7,11 @@
  */
 
 #include "tools/cachectl/bench_progress.h"
+#include "tools/cachectl/bench_ratio.h"
 #include "tools/cachectl/ctl.h"
 
 struct json_t;
 
-#define BENCH_PAIRS_MAX 64u
 #define BENCH_PAIRS_MIN 3u /* Fewer say nothing about how far a ratio strays. */
 
 /* One line of the result.  Owned by: the benchmark's stack. */
@@ -36,14 +36,10 @@ typedef bool (*bench_run)(void *context, double *ret_seconds);
 int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pairs, uint32_t count,
                         bench_run run, void *run_context, bench_run anchor, void *anchor_context);
 
-/* Median of the pairs' ratios, and their ends. */
-struct bench_ratio {
-    double median, min, max;
-};
 struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs);
 
 /* Prints a table of comparisons, or JSON.  `facts` (taken over; NULL: none) is an object of figures
  * that have no anchor: printed as one line each.  Returns an exit code: a missed target is printed
- * as missed and is no error. */
+ * as missed and is no error; a ratio that is not measurable is printed as that and is not met. */
 int bench_pairs_report(const struct ctl *ctl, const char *name, const struct bench_pairs *pairs,
                        size_t count, struct json_t *facts);

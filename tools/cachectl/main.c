@@ -141,6 +141,8 @@ int main(int argc, char **argv)
 
     /* A reader that has seen enough (`| head`) is no reason to die half way through a demo. */
     (void)signal(SIGPIPE, SIG_IGN);
+    /* Nor is a file that may not grow (`ulimit -f`): EFBIG is told, and the rest is removed. */
+    (void)signal(SIGXFSZ, SIG_IGN);
     if (ctl.token_file && ctl.token_file[0] == '\0') ctl.token_file = NULL;
     if (!client_endpoint_valid(ctl.endpoint)) {
         ctl_error("CACHED_ENDPOINT is neither unix:/path nor host:port");

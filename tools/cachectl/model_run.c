@@ -14,8 +14,10 @@
 #include "tools/cachectl/commands.h"
 #include "tools/cachectl/model_common.h"
 #include "tools/cachectl/model_run_tensors.h"
+#include "tools/cachectl/out.h"
 #include "tools/cachectl/spawn.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +36,7 @@ struct runner {
     uint32_t page_count;
     const uint32_t *ids;
     uint32_t count;
+    uint64_t began_ms;
 };
 
 static const char details[] =
@@ -73,7 +76,11 @@ static const char details[] =
     "\n"
     "--resume-at N runs [0,N), takes the image of that state, and continues from the image in a\n"
     "fresh session; the dump then begins at the first position computed after it.  With --replay\n"
-    "the fresh session has the rows only and reruns the last window before N.";
+    "the fresh session has the rows only and reruns the last window before N.\n"
+    "\n"
+    "A line on stderr says what was written; --json prints one document instead: what was run,\n"
+    "and the dump's path, tensors and bytes.  Exit codes as those of `model verify`: 7 the model\n"
+    "is damaged, 3 there is none; 1 everything else, 2 wrong usage.";
 
 static bool parse_choice(const char *flag, const char *text, const char *yes, const char *no,
                          bool *ret_value)
@@ -121,6 +128,16 @@ static bool check_options(const struct model_run_options *options, uint64_t chun
         return false;
     }
     return true;
+}
+
+/* A document has no place for a name that is not UTF-8. */
+static bool check_names(const struct ctl *ctl, const struct model_run_options *options)
+{
+    if (!ctl->json) return true;
+    json_t *names = json_pack("[s, s]", options->dir, options->dump);
+    if (names == NULL) ctl_error("--json needs names in UTF-8: DIR and --dump");
+    json_decref(names);
+    return names != NULL;
 }
 
 /* The ids of FILE.  NULL: the sentence is printed. */
@@ -195,6 +212,14 @@ static int fail(const struct kv_error *err)
     return CLIENT_EXIT_FAILED;
 }
 
+/* What makes every value worthless that was computed since: the model's files changed. */
+static int check_model(const struct runner *runner)
+{
+    struct kv_error err = {0};
+    if (eng_model_check(runner->model, &err) == KV_OK) return CLIENT_EXIT_OK;
+    return model_failure(&err, CLIENT_EXIT_CORRUPT);
+}
+
 static int make_pages(struct runner *runner)
 {
     const size_t bytes = eng_model_layout(runner->model)->page_bytes;
@@ -239,7 +264,6 @@ static int prefill(struct runner *runner, const char *what, uint32_t from, uint3
     const uint64_t begin = model_now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
     struct eng_run_left left;
-    struct kv_error err = {0};
 
     eng_prefill_begin(runner->session, runner->ids, from, to);
     while (left = eng_run_left(runner->session), left.encode > 0 || left.decode > 0) {
@@ -250,7 +274,8 @@ static int prefill(struct runner *runner, const char *what, uint32_t from, uint3
             return CLIENT_EXIT_FAILED;
         }
         /* What follows would be computed from other weights, or from none. */
-        if (eng_model_check(runner->model, &err) != KV_OK) return fail(&err);
+        const int code = check_model(runner);
+        if (code != CLIENT_EXIT_OK) return code;
         const uint64_t now = model_now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
@@ -373,6 +398,35 @@ static kv_status open_dump(const struct runner *runner, struct run_tensors *tens
     return model_dump_open(&tensors->dump, options->dump, meta, KV_ARRAY_COUNT(meta), err);
 }
 
+/* One document, or one line for people. */
+static int print_result(const struct runner *runner, const struct model_dump *dump, uint32_t first)
+{
+    const struct model_run_options *options = runner->options;
+    const uint64_t spent_ms = model_now_ms() - runner->began_ms;
+
+    if (!runner->ctl->json) {
+        ctl_say(runner->ctl,
+                "%s: %zu tensors, %llu bytes: tokens %u to %u of %u through %s, %.1f s", dump->path,
+                dump->count, (unsigned long long)dump->map_bytes, first, runner->count - 1,
+                runner->count, eng_model_name(runner->model), (double)spent_ms / 1000);
+        return CLIENT_EXIT_OK;
+    }
+    json_t *result = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b, s:I, s:s, s:I, s:I, s:I}", "model",
+        eng_model_name(runner->model), "directory", options->dir, "isa",
+        eng_model_isa(runner->model), "family", eng_model_family(runner->model), "prefill",
+        options->prefill_all ? "all" : "ced", "quant", options->quant_off ? "off" : "on", "chunk",
+        (json_int_t)eng_model_pass_rows(runner->model), "tokens", (json_int_t)runner->count,
+        "replay", options->replay, "first_computed", (json_int_t)first, "dump", dump->path,
+        "tensors", (json_int_t)dump->count, "bytes", (json_int_t)dump->map_bytes, "milliseconds",
+        (json_int_t)spent_ms);
+    if (result != NULL)
+        (void)json_object_set_new(result, "resume_at",
+                                  options->resumes ? json_integer((json_int_t)options->resume_at)
+                                                   : json_null());
+    return out_json_take(result);
+}
+
 /* The dump's file is there before anything is computed: a full disk shows at once. */
 static int run_and_dump(struct runner *runner)
 {
@@ -401,10 +455,11 @@ static int run_and_dump(struct runner *runner)
     }
     if (code == CLIENT_EXIT_OK) {
         take_sources(runner, &tensors);
-        if (eng_model_check(runner->model, &err) != KV_OK ||
-            model_dump_finish(&tensors.dump, &err) != KV_OK)
-            code = fail(&err);
+        code = check_model(runner);
     }
+    if (code == CLIENT_EXIT_OK && model_dump_finish(&tensors.dump, &err) != KV_OK)
+        code = fail(&err);
+    if (code == CLIENT_EXIT_OK) code = print_result(runner, &tensors.dump, first);
     model_dump_fini(&tensors.dump);
     return code;
 }
@@ -421,7 +476,7 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
         .quant_off = options->quant_off,
         .prefill_all = options->prefill_all,
     };
-    struct runner runner = {.ctl = ctl, .options = options};
+    struct runner runner = {.ctl = ctl, .options = options, .began_ms = model_now_ms()};
     struct kv_error err = {0};
     int code = CLIENT_EXIT_FAILED;
 
@@ -437,7 +492,7 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
     /* Before the engine starts its threads. */
     spawn_hold_signals();
     if (eng_model_open(&engine, &runner.model, &err) != KV_OK)
-        code = model_failure(&err, CLIENT_EXIT_FAILED);
+        code = model_failure(&err, CLIENT_EXIT_CORRUPT);
     else if (check_tokens(&runner))
         code = run_and_dump(&runner);
     eng_session_destroy(runner.session);
@@ -476,7 +531,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     options.resume_at = (uint32_t)KV_MIN(resume_at, UINT32_MAX);
     options.chunk = (uint32_t)KV_MIN(chunk, KV_PASS_ROWS_MAX);
     options.threads = (uint32_t)KV_MIN(threads, KV_ENGINE_THREADS_MAX);
-    if (!check_options(&options, chunk, threads) || !model_run_check_output(&options) ||
+    if (!check_options(&options, chunk, threads) || !check_names(ctl, &options) ||
+        !model_run_check_output(&options) ||
         !parse_choice("--prefill", prefill_text, "all", "ced", &options.prefill_all) ||
         !parse_choice("--quant", quant_text, "off", "on", &options.quant_off) ||
         !parse_isa(isa_text, &options.isa))

@@ -21,6 +21,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define PART_TRIES 100u
+
 static const struct {
     const char *name;
     uint32_t bytes;
@@ -115,19 +117,31 @@ static char *make_header(const struct model_dump *dump, const char *const (*meta
     return padded;
 }
 
+/* A file that nobody else writes, under a name that nobody has: a process number comes back, and a
+ * run that was killed leaves its part behind.  -1: errno says why. */
+static int create_part(struct model_dump *dump)
+{
+    for (uint32_t try = 0; try < PART_TRIES; try++) {
+        char more[16] = "";
+        if (try > 0) (void)snprintf(more, sizeof(more), ".%u", try);
+        const int length = snprintf(dump->part, sizeof(dump->part), "%s.part.%ld%s", dump->path,
+                                    (long)getpid(), more);
+        if (length < 0 || (size_t)length >= sizeof(dump->part)) {
+            errno = ENAMETOOLONG;
+            break;
+        }
+        const int fd = open(dump->part, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd >= 0) return fd;
+        if (errno != EEXIST) break;
+    }
+    dump->part[0] = '\0';
+    return -1;
+}
+
 static kv_status map_file(struct model_dump *dump, struct kv_error *err)
 {
-    const int length = snprintf(dump->part, sizeof(dump->part), "%s.part", dump->path);
-    if (length < 0 || (size_t)length >= sizeof(dump->part)) {
-        dump->part[0] = '\0';
-        return KV_FAIL(err, KV_INVALID, "name of the dump: too long");
-    }
-    const int fd = open(dump->part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        kv_status status = KV_FAIL_ERRNO(err, KV_IO, "%s", dump->part);
-        dump->part[0] = '\0';
-        return status;
-    }
+    const int fd = create_part(dump);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "%s.part.%ld", dump->path, (long)getpid());
     kv_status status = KV_OK;
     errno = posix_fallocate(fd, 0, (off_t)dump->map_bytes);
     if (errno != 0)

@@ -7,8 +7,10 @@
  *   model_dump_init; model_dump_add ...; model_dump_open; model_dump_data ...;
  *   model_dump_finish; model_dump_fini
  *
- * The file grows under PATH.part and gets its name when it is complete; its space is reserved at
- * open, so a full disk is an error there and not a signal later.  Owned by: one thread.
+ * The file grows under PATH.part.PID, a name that was free and is this process's alone, and gets
+ * its own when it is complete: of several that write the same PATH each leaves a whole file, the
+ * last one's stays.  Its space is reserved at open, so a full disk is an error there and not a
+ * signal later.  Owned by: one thread.
  */
 
 #include "kvstore/base/status.h"
@@ -16,6 +18,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* At most so much is added to PATH for the name of the unfinished file. */
+#define MODEL_DUMP_SUFFIX_BYTES 32u
 
 enum model_dump_type { DUMP_U8, DUMP_I32, DUMP_I64, DUMP_F32, DUMP_BF16 };
 
@@ -33,7 +38,7 @@ struct model_dump {
     bool failed;    /* No memory for one of them. */
     uint64_t bytes; /* Of the data part. */
     const char *path;
-    char part[4096]; /* "PATH.part"; "" when there is no such file. */
+    char part[4096]; /* "PATH.part.PID"; "" when there is no such file. */
     uint8_t *map;
     uint64_t map_bytes, data_at;
 };

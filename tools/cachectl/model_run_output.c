@@ -5,12 +5,14 @@
  * the tokens, a file of the model or a device that would be a loss.  Files are compared by what
  * they are and not by name, because a model's directory may be links to files kept elsewhere.  A
  * name of the model's that is free is refused as well: the directory would be another model then.
+ * The unfinished file needs no such care: it takes only a name that is free, and none of a model's.
  */
 
 #include "engine/model/checkpoint.h"
 #include "kvstore/base/bytes.h"
 #include "tools/cachectl/ctl.h"
 #include "tools/cachectl/model_run.h"
+#include "tools/cachectl/model_run_dump.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -63,11 +65,16 @@ static bool compare(void *context, const char *name)
     return !guard->taken;
 }
 
-static bool check_path(const struct model_run_options *options, const char *path)
+bool model_run_check_output(const struct model_run_options *options)
 {
+    const char *path = options->dump;
     struct guard guard = {.dir = options->dir, .path = path};
     struct stat tokens, itself;
 
+    if (strlen(path) >= PATH_BYTES - MODEL_DUMP_SUFFIX_BYTES) {
+        ctl_error("--dump: a name of at most %u bytes", PATH_BYTES - MODEL_DUMP_SUFFIX_BYTES - 1);
+        return false;
+    }
     guard.exists = stat(path, &guard.found) == 0;
     guard.in_dir = stands_in(path, options->dir);
     if (guard.exists && stat(options->tokens, &tokens) == 0 && same_file(&tokens, &guard.found)) {
@@ -79,16 +86,4 @@ static bool check_path(const struct model_run_options *options, const char *path
     if (lstat(path, &itself) != 0 || S_ISREG(itself.st_mode)) return true;
     ctl_error("%s: not a regular file", path);
     return false;
-}
-
-bool model_run_check_output(const struct model_run_options *options)
-{
-    char part[PATH_BYTES];
-
-    const int length = snprintf(part, sizeof(part), "%s.part", options->dump);
-    if (length < 0 || (size_t)length >= sizeof(part)) {
-        ctl_error("--dump: a name of at most %zu bytes", sizeof(part) - sizeof(".part"));
-        return false;
-    }
-    return check_path(options, options->dump) && check_path(options, part);
 }

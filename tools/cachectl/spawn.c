@@ -68,11 +68,12 @@ static pid_t start(char *const argv[], const char *out_path, bool errors_too)
         (void)posix_spawn_file_actions_addopen(&actions, 1, out_path, O_WRONLY | O_CREAT | O_APPEND,
                                                0600);
     if (out_path && errors_too) (void)posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    /* This program ignores SIGPIPE and may hold others back; its children start afresh. */
+    /* This program ignores two signals and may hold others back; its children start afresh. */
     (void)sigemptyset(&none);
     (void)posix_spawnattr_setsigmask(&attributes, &none);
     (void)sigemptyset(&defaults);
     (void)sigaddset(&defaults, SIGPIPE);
+    (void)sigaddset(&defaults, SIGXFSZ);
     (void)posix_spawnattr_setsigdefault(&attributes, &defaults);
     /* Its own group: a Ctrl-C here must not end it before we have asked it to stop. */
     (void)posix_spawnattr_setpgroup(&attributes, 0);
