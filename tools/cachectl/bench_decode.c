@@ -23,8 +23,9 @@ struct crowd {
     struct eng_model *model;
     struct bench_session sessions[SESSIONS];
     struct bench_session *all[SESSIONS];
-    uint32_t *ids[SESSIONS]; /* CONTEXT + room */
-    uint32_t count;          /* Sessions of a replay. */
+    struct bench_session kept[SESSIONS]; /* Of decode: as they are before each run. */
+    uint32_t *ids[SESSIONS];             /* CONTEXT + room */
+    uint32_t count;                      /* Sessions of a replay. */
     uint32_t room, tokens_each;
     double prefill_seconds;        /* Of CONTEXT tokens through CED. */
     struct bench_session long_one; /* A prompt of SESSIONS windows. */
@@ -33,8 +34,9 @@ struct crowd {
     uint32_t long_tokens;
 };
 
-/* alike: the rows of all sessions are the first one's, which saves their prefills.  Every run puts
- * a session's windows back from its own tokens, so what is decoded or replayed is of its own. */
+/* alike: the rows of all sessions are the first one's, which saves their prefills.  Windows
+ * are put back from a session's own tokens before any run, so what it decodes or replays is its
+ * own. */
 static bool crowd_init(struct crowd *own, struct eng_model *model, uint32_t room, bool alike,
                        struct bench_progress *progress)
 {
@@ -66,22 +68,42 @@ static void crowd_fini(struct crowd *own)
 {
     for (uint32_t i = 0; i < SESSIONS; i++) {
         bench_session_fini(&own->sessions[i]);
+        bench_session_fini(&own->kept[i]);
         free(own->ids[i]);
     }
     bench_session_fini(&own->long_one);
     free(own->long_ids);
 }
 
-/* `count` sessions decode tokens_each tokens from CONTEXT on, and are put back. */
+static void begin_replay(struct crowd *own, uint32_t i)
+{
+    const uint32_t window = eng_model_layout(own->model)->window_tokens;
+    eng_session_rows_only(own->sessions[i].session, own->ids[i], CONTEXT);
+    eng_prefill_begin(own->sessions[i].session, own->ids[i], CONTEXT - window, CONTEXT + 1);
+}
+
+/* Windows from each session's own tokens, all in the same passes, and a copy to begin every run
+ * with.
+ */
+static bool crowd_keep(struct crowd *own, struct bench_progress *progress)
+{
+    progress->doing = "filling the sessions' windows";
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        begin_replay(own, i);
+    if (!bench_finish_runs(own->all, SESSIONS)) return false;
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        if (!bench_session_init(&own->kept[i], own->model, CONTEXT + own->room, false, progress))
+            return false;
+        bench_session_copy(&own->kept[i], &own->sessions[i]);
+    }
+    return true;
+}
+
+/* `count` sessions decode tokens_each tokens behind CONTEXT + 1. */
 static bool decode(struct crowd *own, uint32_t count, double *ret_seconds)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        struct eng_session *session = own->sessions[i].session;
-        eng_session_rows_only(session, own->ids[i], CONTEXT);
-        eng_prefill_begin(session, own->ids[i],
-                          CONTEXT - eng_model_layout(own->model)->window_tokens, CONTEXT + 1);
-    }
-    if (!bench_finish_runs(own->all, count)) return false;
+    for (uint32_t i = 0; i < count; i++)
+        bench_session_copy(&own->sessions[i], &own->kept[i]);
     const double began = bench_now();
     for (uint32_t step = 0; step < own->tokens_each; step++) {
         for (uint32_t i = 0; i < count; i++)
@@ -121,7 +143,8 @@ int bench_decode(struct bench_progress *progress, const struct bench_engine_opti
     struct eng_model *model =
         code == 0 ? bench_model_open(&dir, (uint32_t)options->threads, false) : NULL;
     if (code == 0 &&
-        (model == NULL || !crowd_init(&crowd, model, tokens + 2, options->quick, progress)))
+        (model == NULL || !crowd_init(&crowd, model, tokens + 2, options->quick, progress) ||
+         !crowd_keep(&crowd, progress)))
         code = CLIENT_EXIT_FAILED;
     crowd.tokens_each = tokens;
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(pairs) && code == 0; i++) {
@@ -139,13 +162,6 @@ int bench_decode(struct bench_progress *progress, const struct bench_engine_opti
     eng_model_close(model);
     bench_model_dir_drop(&dir);
     return code;
-}
-
-static void begin_replay(struct crowd *own, uint32_t i)
-{
-    const uint32_t window = eng_model_layout(own->model)->window_tokens;
-    eng_session_rows_only(own->sessions[i].session, own->ids[i], CONTEXT);
-    eng_prefill_begin(own->sessions[i].session, own->ids[i], CONTEXT - window, CONTEXT + 1);
 }
 
 static bool run_together(void *context, double *ret_seconds)
