@@ -52,6 +52,8 @@ enum config_key {
     CONFIG_SSD_BYTES,
     CONFIG_SSD_SEGMENT_BYTES,
     CONFIG_SSD_TTL,
+    CONFIG_SSD_COMPACT_BELOW,
+    CONFIG_SSD_COMPACT_RATE,
     CONFIG_SCRUB_RATE,
     CONFIG_INDEX_RAM,
     CONFIG_IO_BACKEND,
@@ -82,6 +84,8 @@ struct cached_config {
     uint64_t ssd_bytes;
     uint64_t ssd_segment_bytes;
     uint64_t ssd_ttl_ms;
+    double ssd_compact_below; /* 0: no compaction. */
+    uint64_t ssd_compact_rate;
     uint64_t scrub_rate_bytes;
     uint64_t index_ram_bytes;
     uint64_t io_backend; /* enum config_io */

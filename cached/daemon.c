@@ -276,6 +276,8 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .engine_family = eng_model_family(daemon->model),
         .eos = eng_model_eos(daemon->model),
         .model = daemon->model,
+        .compact_below_thousandths = (uint32_t)(config->ssd_compact_below * 1000 + 0.5),
+        .compact_rate = config->ssd_compact_rate,
         .scrub_rate_bytes = config->scrub_rate_bytes,
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +

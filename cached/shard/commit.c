@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ROOM_WAIT_NS 3000000000ull
+
 /* Full pages from where they lie; the page still being filled from a copy. */
 static bool plan_writes(struct shard *shard, struct live *live, struct commit *commit,
                         struct commit_pages *touched)
@@ -61,13 +63,13 @@ static void fall_back(struct kv_session *session, struct kv_node *node)
 
 /* Whoever has still to answer with this checkpoint says that it is not stored: the waiter, and a
  * decode that answers early but is still sending. */
-static void forget_point(struct shard *shard, const struct kv_node *node, enum kv_reason why)
+static void forget_point(const struct commit *commit, const struct kv_node *node)
 {
-    for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+    for (struct flow *flow = commit->shard->flows; flow != NULL; flow = flow->next) {
         for (uint32_t i = 0; i < flow->point_count; i++) {
             if (flow->points[i].node != node) continue;
             flow->points[i].node = NULL;
-            flow->req->out.save_reason = why;
+            flow->req->out.save_reason = commit->why;
         }
     }
 }
@@ -95,7 +97,7 @@ static void commit_revert(struct commit *commit, bool free_space)
         assert(node->child == NULL);
         if (live != NULL && live->node == node) live_fall_back(live, node->parent);
         if (session->head == node) fall_back(session, node->parent);
-        forget_point(shard, node, commit->why);
+        forget_point(commit, node);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
     }
@@ -130,6 +132,13 @@ static void commit_end(struct commit *commit, bool saved)
     shard_commit_ended(shard, session);
 }
 
+/* The file system has no room: others took it. */
+static void note_full(struct commit *commit)
+{
+    commit->why = KV_REASON_SSD_FULL;
+    commit->shard->evict.refused_ns = kv_clock_stopwatch_ns();
+}
+
 static void path_durable(struct kv_store *store, struct kv_node *node)
 {
     for (; node != NULL && !node->durable; node = node->parent) {
@@ -143,10 +152,13 @@ static void records_done(void *context, kv_status status)
     struct commit *commit = context;
     struct kv_store *store = commit->shard->store;
     if (status != KV_OK) {
-        commit_revert(commit, false);
+        /* BUSY: nothing was written, so it cannot turn up at the next start either. */
+        if (status == KV_BUSY || kv_manifest_stats(store->manifest).no_room) note_full(commit);
+        commit_revert(commit, status == KV_BUSY);
         commit_end(commit, false);
         return;
     }
+    commit->shard->evict.refused_ns = 0; /* Saves work again. */
     for (uint32_t i = 0; commit->write != NULL && i < commit->write->count; i++)
         kv_index_page(store->index, commit->write->items[i].page)->durable = true;
     for (uint32_t i = 0; i < commit->node_count; i++)
@@ -263,16 +275,60 @@ static enum kv_reason reason_of(kv_status status, const struct kv_error *err)
     return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
 }
 
+/* Before it is told: nothing of it was written. */
+static void refuse(struct commit *commit, kv_status status, const struct kv_error *err)
+{
+    struct shard *shard = commit->shard;
+    kv_log(shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
+           kv_status_name(status), err->text);
+    shard->counters.save_refused++;
+    if (status == KV_BUSY) shard->counters.room_refused++;
+    if (err->sys_errno == ENOSPC ||
+        (status == KV_BUSY && kv_ssd_room(shard->store->ssd).is_bounded))
+        note_full(commit);
+    commit->why = reason_of(status, err);
+    commit_revert(commit, true);
+}
+
+static enum kv_reason refused(struct commit *commit, kv_status status, const struct kv_error *err)
+{
+    refuse(commit, status, err);
+    const enum kv_reason reason = commit->why;
+    kv_write_destroy(commit->write);
+    kv_batch_discard(commit->batch);
+    free(commit);
+    return reason;
+}
+
+/* ---- waiting for room ---- */
+
+/* More than the tier can ever hold is refused at once. */
+static bool wait_for_room(struct commit *commit)
+{
+    struct shard *shard = commit->shard;
+    const uint32_t limit = kv_ssd_room(shard->store->ssd).limit;
+    if (commit->write->count > limit) return false;
+    if (shard->waiting_count >= KV_REQUESTS_INFLIGHT_MAX || atomic_load(&shard->stopping))
+        return false;
+    if (shard->waiting_first == NULL)
+        shard->waiting_first = commit;
+    else
+        shard->waiting_last->next_waiting = commit;
+    shard->waiting_last = commit;
+    shard->waiting_count++;
+    shard->waiting_pages += commit->write->count;
+    shard->counters.room_waits++;
+    shard->evict.hopeless_ns = 0; /* Beside it something may go that could not before. */
+    return true;
+}
+
 static void pages_done(struct kv_write *write, kv_status status)
 {
     struct commit *commit = write->context;
-    if (status != KV_OK && write->err.text[0] != '\0') {
-        /* It waited for a segment that could not be made. */
-        commit->why = reason_of(status, &write->err);
-        commit->shard->counters.save_refused++;
-        kv_log(commit->shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
-               kv_status_name(status), write->err.text);
-        commit_revert(commit, true);
+    const bool wrote_nothing = status != KV_OK && write->err.text[0] != '\0';
+    if (status == KV_BUSY && wait_for_room(commit)) return;
+    if (wrote_nothing) { /* It waited for a segment that could not be made. */
+        refuse(commit, status, &write->err);
         commit_end(commit, false);
         return;
     }
@@ -285,17 +341,63 @@ static void pages_done(struct kv_write *write, kv_status status)
     }
 }
 
-static enum kv_reason refused(struct commit *commit, kv_status status, const struct kv_error *err)
+static kv_status write_in_turn(struct commit *commit, struct kv_error *err)
 {
-    struct shard *shard = commit->shard;
-    kv_log(shard->options.log, KV_LOG_WARN, "save_refused", "status=%s cause=\"%s\"",
-           kv_status_name(status), err->text);
-    shard->counters.save_refused++;
-    commit_revert(commit, true);
-    kv_write_destroy(commit->write);
-    kv_batch_discard(commit->batch);
-    free(commit);
-    return reason_of(status, err);
+    if (commit->shard->waiting_first != NULL)
+        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: others wait for room");
+    return kv_write_start(commit->write, err);
+}
+
+void commit_retry(struct shard *shard, uint64_t hopeless_ns)
+{
+    const uint64_t now_ns = kv_clock_stopwatch_ns();
+    while (shard->waiting_first != NULL) {
+        struct commit *commit = shard->waiting_first;
+        struct kv_error err = {0};
+        const kv_status status = kv_write_start(commit->write, &err);
+        const bool is_over = commit->begun_ns < hopeless_ns || atomic_load(&shard->stopping) ||
+                             now_ns - commit->begun_ns > ROOM_WAIT_NS;
+        if (status == KV_BUSY && !is_over) return;
+        shard->waiting_first = commit->next_waiting;
+        shard->waiting_count--;
+        shard->waiting_pages -= commit->write->count;
+        if (status == KV_OK) continue;
+        refuse(commit, status, &err);
+        commit_end(commit, false);
+    }
+}
+
+bool commit_waits(const struct shard *shard, const struct kv_session *session)
+{
+    const struct commit *commit = shard->waiting_first;
+    const struct flow *busy = session->busy;
+    while (commit != NULL && commit->session != session)
+        commit = commit->next_waiting;
+    /* A call that did not want to wait for it goes on beside it, and may stand on any node. */
+    return commit != NULL && (busy == NULL || busy == commit->waiter || busy->waits_commit);
+}
+
+bool commit_needs(const struct shard *shard, const struct kv_node *node)
+{
+    const struct kv_session *session = node->session;
+    const struct live *live = session->live;
+    if (live != NULL && kv_index_is_ancestor(node, live->node)) return true;
+    if (live != NULL && kv_index_is_ancestor(node, live->branch)) return true;
+    if (kv_index_is_ancestor(node, session->head)) return true;
+    for (const struct commit *commit = shard->commits; commit != NULL; commit = commit->next) {
+        if (commit->session != session) continue;
+        for (uint32_t i = 0; i < commit->node_count; i++)
+            if (kv_index_is_ancestor(node, commit->nodes[i])) return true;
+        for (uint32_t i = 0; i < commit->found_count; i++)
+            if (kv_index_is_ancestor(node, commit->found[i])) return true;
+        if (kv_index_is_ancestor(node, commit->shortened)) return true;
+    }
+    for (const struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+        if (flow->session != session) continue;
+        for (uint32_t i = 0; i < flow->point_count; i++)
+            if (kv_index_is_ancestor(node, flow->points[i].node)) return true;
+    }
+    return false;
 }
 
 static bool place_points(struct shard *shard, struct live *live, struct commit *commit,
@@ -381,9 +483,9 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     } else {
         commit->write->done = pages_done;
         commit->write->context = commit;
-        status = kv_write_start(commit->write, &err);
+        status = write_in_turn(commit, &err);
     }
-    if (status == KV_OK) return commit;
+    if (status == KV_OK || (status == KV_BUSY && wait_for_room(commit))) return commit;
     shard->commits = commit->next;
     session->commits--;
     *ret_reason = refused(commit, status, &err);

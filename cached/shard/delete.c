@@ -266,6 +266,12 @@ static void removals_durable(void *context, kv_status status)
         removal_fail(removal, KV_IO);
 }
 
+static void post_barrier(struct removal *removal, struct kv_batch *barrier)
+{
+    kv_batch_barrier(barrier);
+    kv_batch_post(barrier, removals_durable, removal);
+}
+
 /* Reader and writer are two threads: no record may be seen whose removal is on its way, or its
  * place would be freed twice. */
 static void records_start(struct removal *removal)
@@ -284,7 +290,7 @@ static void records_start(struct removal *removal)
     if (removal->batch == NULL || (barrier == NULL && (store->removals > 0 || store->dead != NULL)))
         removal_fail(removal, KV_NOMEM);
     else if (barrier != NULL)
-        kv_batch_post(barrier, removals_durable, removal);
+        post_barrier(removal, barrier);
     else
         scan_post(removal);
 }

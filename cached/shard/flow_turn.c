@@ -262,8 +262,7 @@ static void checkpoint_begun(struct flow *flow)
         flow->points[0].node = session->head;
         flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
         if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
-        if (session->head != NULL)
-            kv_store_renew(flow->shard->store, session->head);
+        if (session->head != NULL) kv_store_renew(flow->shard->store, session->head);
         turn_reply(flow);
         return;
     }

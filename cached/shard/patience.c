@@ -40,7 +40,9 @@ bool patience_is_over(const struct flow *flow)
         if (commit->session == flow->session &&
             is_late(kv_clock_stopwatch_ns(), commit->begun_ns, patience_ns(flow)))
             return true;
-    return false;
+    const struct compact *compact = &flow->shard->compact;
+    return compact->session == flow->session &&
+           is_late(kv_clock_stopwatch_ns(), compact->held_ns, patience_ns(flow));
 }
 
 /* A list first: each may finish, and give another one what it waits for. */

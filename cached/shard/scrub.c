@@ -48,6 +48,18 @@ static bool settle(struct shard *shard, struct kv_session *session,
     return true;
 }
 
+/* A live session has the right rows in memory: they become its own, and its next save writes them
+ * again, elsewhere.  Else that save would take the bad page for a good one. */
+static void let_go(struct shard *shard, const struct kv_session *session, uint32_t page)
+{
+    struct live *live = session->live;
+    for (uint32_t k = 0; live != NULL && k < live->page_count; k++) {
+        if (live->pages[k].page != page) continue;
+        live->pages[k].page = KV_PAGE_INDEX_NONE;
+        kv_index_page_unref(shard->store->index, page);
+    }
+}
+
 /* All findings of a session whose tree is in memory: every place is told and taken out of use
  * before the first checkpoint goes, because other bad pages may go with it. */
 static void settle_session(struct shard *shard, struct kv_session *session)
@@ -69,7 +81,9 @@ static void settle_session(struct shard *shard, struct kv_session *session)
         }
         pending_remove(scrub, i);
         const uint32_t page = kv_scrub_current(shard->store, session, &finding);
-        if (page != KV_PAGE_INDEX_NONE) shard_drop_page(shard, session, page);
+        if (page == KV_PAGE_INDEX_NONE) continue;
+        let_go(shard, session, page);
+        shard_drop_page(shard, session, page);
     }
     scrub->dropped += shard->store->counters.nodes_dropped - dropped;
 }

@@ -78,6 +78,7 @@ void shard_destroy(struct shard *shard)
         free(shard->lives[i].page_bytes);
     }
     free(shard->lives);
+    free(shard->compact.sessions);
     kv_scrub_destroy(shard->scrub.run);
     free(shard);
 }
@@ -233,6 +234,7 @@ static void tick_health(struct shard *shard)
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
         health = "acknowledged records were lost before this start: see records_lost in the log";
+    if (evict_health(shard) != NULL) health = evict_health(shard);
     if (shard->store->counters.unreadable_trees > 0)
         health = "records of some sessions cannot be read: see tree_unreadable in the log";
     if (shard->slow) health = "the device of the SSD tier does not answer: turns go on without it";
@@ -273,9 +275,11 @@ void shard_run(void *context)
         delete_tick(shard);
         slots_give(shard);
         slots_wake(shard);
+        const bool evicts = evict_tick(shard);
         kv_store_tick(shard->store);
-        const bool more =
-            ran == MESSAGES_PER_TURN || shard->sweep_waiters != NULL || shard->woken_first != NULL;
+        const bool compacts = compact_tick(shard);
+        const bool more = evicts || compacts || ran == MESSAGES_PER_TURN ||
+                          shard->sweep_waiters != NULL || shard->woken_first != NULL;
         const uint64_t scrub_ns = scrub_tick(shard);
         /* Rounded up: the pace catches up, a loop that spins for it does not. */
         const uint64_t scrub_ms = scrub_ns == 0 ? 0 : scrub_ns / 1000000u + 1;

@@ -26,8 +26,10 @@ struct shard_options {
     struct kv_mailbox *mailbox;
     const char *model_name, *engine_backend, *engine_isa, *engine_family;
     uint64_t rss_budget_bytes;
-    uint32_t eos;                  /* Token that ends an answer. */
-    uint64_t scrub_rate_bytes;     /* A second, where `scrub start` names none. */
+    uint32_t compact_below_thousandths; /* Part of a segment that lives; 0: no compaction. */
+    uint64_t compact_rate;              /* Bytes a second; at least 1. */
+    uint32_t eos;                       /* Token that ends an answer. */
+    uint64_t scrub_rate_bytes;          /* A second, where `scrub start` names none. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 

@@ -7,6 +7,8 @@
 #include "cached/worker/worker.h"
 #include "kvstore/base/metric.h"
 #include "kvstore/plan/admission.h"
+#include "kvstore/plan/compact.h"
+#include "kvstore/plan/evict.h"
 #include "kvstore/plan/plan.h"
 #include "kvstore/store/store.h"
 
@@ -116,6 +118,7 @@ struct commit {
     enum kv_reason why;  /* What it is told of a save that fails. */
     uint64_t begun_ns;
     struct commit *next;
+    struct commit *next_waiting; /* For room. */
 };
 
 /* Makes nodes of the points, at once visible to this user, and starts saving them.  Fills
@@ -123,6 +126,14 @@ struct commit {
  * Returns the commit in flight, or NULL when there is nothing to wait for. */
 struct commit *commit_start(struct shard *shard, struct live *live, struct commit_point *points,
                             uint32_t count, enum kv_reason *ret_reason);
+
+/* Tries to write those that wait for room, in order; the first that finds none holds up the others.
+ * Gives up on those that waited too long, and on those that began before hopeless_ns. */
+void commit_retry(struct shard *shard, uint64_t hopeless_ns);
+/* Whether the session's only work is a save that waits for room. */
+bool commit_waits(const struct shard *shard, const struct kv_session *session);
+/* Whether a node is on the way to what that save is about. */
+bool commit_needs(const struct shard *shard, const struct kv_node *node);
 
 /* What a commit knows of the pages it touches, by position in the live table. */
 struct commit_pages {
@@ -179,7 +190,7 @@ struct flow {
     uint32_t *read_pages, *read_slots;
     bool *read_fresh;
     kv_status *read_status; /* What the check of each page said; KV_STATUS_COUNT: not yet. */
-    uint32_t read_count; /* Entries whose slots are pinned by this flow. */
+    uint32_t read_count;    /* Entries whose slots are pinned by this flow. */
     /* Of a path read for its ids (flow_path.c): pages there, checked so far and how that went. */
     bool *path_there;
     uint32_t path_next;
@@ -306,6 +317,66 @@ void sweep_tick(struct shard *shard);
 /* flow->wake runs after one whole sweep. */
 void sweep_wait(struct flow *flow);
 
+/* Says whether a session is past its time, and drops what is. */
+bool sweep_is_due(const struct shard *shard, const struct kv_session *session);
+void sweep_session(struct shard *shard, struct kv_session *session);
+
+/* ---- capacity eviction ---- */
+
+struct evict {
+    struct kv_evict_list list; /* Of the last walk. */
+    uint32_t at;               /* In it. */
+    uint32_t bucket;           /* Where the walk goes on. */
+    bool walking, walked;
+    uint64_t walk_ns;     /* When it began. */
+    bool is_evicting;     /* As kv_evict_need() takes it. */
+    uint32_t gained;      /* Pages, since the walk began. */
+    uint32_t loads;       /* Trees it waits for, */
+    uint32_t loading;     /* and what they hold. */
+    uint64_t hopeless_ns; /* A whole walk gained nothing; 0: not so. */
+    uint64_t refused_ns;  /* When a save was last refused because the file system is full. */
+};
+
+/* Makes room for saves to come and for those that wait; a bounded part each turn.  True: there is
+ * more to do at once. */
+bool evict_tick(struct shard *shard);
+/* Why saves are refused now for lack of room that others took; NULL: they are not. */
+const char *evict_health(const struct shard *shard);
+
+/* ---- compaction ---- */
+
+#define COMPACT_SESSIONS_MAX 4096u /* Of one scan. */
+
+enum compact_stage {
+    COMPACT_IDLE,    /* No segment is closed. */
+    COMPACT_WAIT,    /* For a scan, a load or a move. */
+    COMPACT_SESSION, /* The next one. */
+    COMPACT_MOVE,    /* The next pages of one, which is held. */
+};
+
+struct compact_page {
+    uint32_t position, page;
+};
+
+struct compact {
+    enum compact_stage stage;
+    uint32_t segments;              /* Closed. */
+    struct kv_session_id *sessions; /* With pages in them. */
+    uint32_t count, at;
+    struct kv_session *session; /* Held: counted in its commits, */
+    uint64_t held_ns;           /* since this. */
+    bool has_last;
+    struct compact_page last; /* Of its pages, the last one looked at. */
+    bool expires;             /* What is in them is dropped, not moved. */
+    bool is_over;             /* Something failed. */
+    uint64_t moved;           /* Pages, in this round. */
+    uint64_t look_ns;         /* Not before this. */
+    uint64_t next_ns;         /* As kv_compact_next_ns() has it. */
+};
+
+/* A bounded part of it, each turn.  True: there is more to do at once. */
+bool compact_tick(struct shard *shard);
+
 /* ---- patience ---- */
 
 /* Lets calls go on that wait for a device that does not answer; each tick. */
@@ -366,7 +437,9 @@ struct shard_counters {
     uint64_t lookups, weakened, failures, save_refused;
     uint64_t live_evictions;
     uint64_t slot_waits, slot_refused;
-    uint64_t late_saves; /* Not waited for. */
+    uint64_t compact_rounds;           /* That moved something. */
+    uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
+    uint64_t late_saves;               /* Not waited for. */
     uint64_t sessions_deleted;
 };
 
@@ -397,6 +470,10 @@ struct shard {
     struct kv_waiting_queue waiting;       /* For a slot. */
     struct flow *woken_first, *woken_last; /* They go on in this turn. */
     struct commit *commits;
+    struct commit *waiting_first, *waiting_last; /* For room, of commits. */
+    uint32_t waiting_count, waiting_pages;
+    struct evict evict;
+    struct compact compact;
     struct scrub scrub;
     struct removal *removals; /* Under way. */
     struct kv_session_id deleted[KV_DELETED_MAX];

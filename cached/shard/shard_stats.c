@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COUNTERS_MAX 144u
+#define COUNTERS_MAX 160u
 
 static void add(struct request_stats *stats, const char *name, const char *labels, double value,
                 const char *help)
@@ -46,11 +46,15 @@ static void fill_tiers(struct shard *shard, struct request_stats *stats)
     };
     stats->tiers[2] = (struct request_tier){
         .name = "ssd",
-        .note = ssd.read_only ? ssd.read_only_reason : "rows, durable",
+        .note = ssd.read_only ? ssd.read_only_reason
+                : ssd.bytes_limit < ssd.bytes_max
+                    ? "rows, durable; ssd.bytes is more than the file "
+                      "system has"
+                    : "rows, durable",
         .bytes_used = ssd.bytes_used,
-        .bytes_capacity = ssd.bytes_max,
+        .bytes_capacity = ssd.bytes_limit,
         .items_used = ssd.bytes_used / page,
-        .items_capacity = ssd.bytes_max / page,
+        .items_capacity = ssd.bytes_limit / page,
     };
 }
 
@@ -176,6 +180,42 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");
     add(stats, "cached_index_unloads_total", NULL, (double)store->unloads,
         "Trees unloaded to keep index.ram.");
+}
+
+static void fill_space(struct shard *shard, struct request_stats *stats)
+{
+    static const struct {
+        enum kv_reason cause;
+        const char *labels;
+    } causes[] = {
+        {KV_REASON_CAPACITY, "tier=\"ssd\",cause=\"capacity\""},
+        {KV_REASON_EXPIRED, "tier=\"ssd\",cause=\"expired\""},
+        {KV_REASON_CORRUPT, "tier=\"ssd\",cause=\"corrupt\""},
+    };
+    const struct kv_store_counters *store = &shard->store->counters;
+    const struct shard_counters *counters = &shard->counters;
+    const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
+    const uint64_t page = shard->layout->page_bytes;
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(causes); i++)
+        add(stats, "cached_evictions_total", causes[i].labels,
+            (double)store->removed_nodes[causes[i].cause],
+            "Checkpoints removed from SSD, by cause.");
+    for (uint32_t i = 0; i < KV_ARRAY_COUNT(causes); i++)
+        add(stats, "cached_evicted_bytes_total", causes[i].labels,
+            (double)(store->removed_pages[causes[i].cause] * page),
+            "Bytes on SSD freed by removing checkpoints, by cause.");
+    add(stats, "cached_saves_waited_total", NULL, (double)counters->room_waits,
+        "Saves that waited until something was evicted.");
+    add(stats, "cached_saves_refused_total", "cause=\"full\"", (double)counters->room_refused,
+        "Saves that found no room although they waited, or larger than the tier.");
+    add(stats, "cached_compactions_total", NULL, (double)counters->compact_rounds,
+        "Times that segments were emptied of what still lived in them.");
+    add(stats, "cached_compacted_bytes_total", NULL, (double)(store->moved_pages * page),
+        "Bytes that compaction moved.");
+    add(stats, "cached_ssd_limit_bytes", NULL, (double)ssd.bytes_limit,
+        "What the SSD tier may hold now: ssd.bytes, or less where its file system has less.");
+    add(stats, "cached_ssd_file_bytes", NULL, (double)ssd.bytes_files,
+        "Size of all segment files.");
 }
 
 static void fill_scrub(struct shard *shard, struct request_stats *stats)
@@ -378,6 +418,7 @@ void flow_get_stats(struct flow *flow)
     fill_resumes(flow->shard, stats);
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
+    fill_space(flow->shard, stats);
     fill_scrub(flow->shard, stats);
     fill_recovery(flow->shard, stats);
     fill_engine(flow->shard, stats);

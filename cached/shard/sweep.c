@@ -27,7 +27,7 @@ static bool is_forgotten(const struct shard *shard, const struct kv_session *ses
            session->used_ms + session->ttl_ms + SWEEP_SESSION_KEEP_MS;
 }
 
-static bool is_due(const struct shard *shard, const struct kv_session *session)
+bool sweep_is_due(const struct shard *shard, const struct kv_session *session)
 {
     const uint64_t now_ms = kv_store_now_ms(shard->store);
     const uint32_t nodes =
@@ -40,7 +40,7 @@ static bool is_due(const struct shard *shard, const struct kv_session *session)
 }
 
 /* The tree goes, much later the session itself. */
-static void sweep_session(struct shard *shard, struct kv_session *session)
+void sweep_session(struct shard *shard, struct kv_session *session)
 {
     live_release(shard, session->live);
     kv_store_drop_expired(shard->store, session);
@@ -63,7 +63,7 @@ static void sweep_loaded(void *context, struct kv_session *session, kv_status st
     shard->sweep_loads--;
     /* What came for it meanwhile waited for the same load. */
     flow_wake_loaded(session, status);
-    if (status == KV_OK && is_due(shard, session)) sweep_session(shard, session);
+    if (status == KV_OK && sweep_is_due(shard, session)) sweep_session(shard, session);
     if (status != KV_OK) session->sweep_after_ms = kv_store_now_ms(shard->store) + SWEEP_RETRY_MS;
 }
 
@@ -84,10 +84,12 @@ static void pass_done(struct shard *shard)
     while (flow != NULL) {
         struct flow *next = flow->next_waiter;
         struct kv_batch *batch = kv_batch_create(shard->store);
-        if (batch == NULL)
+        if (batch == NULL) {
             flow->wake(flow);
-        else
+        } else {
+            kv_batch_barrier(batch);
             kv_batch_post(batch, swept, flow);
+        }
         flow = next;
     }
 }
@@ -111,7 +113,7 @@ void sweep_tick(struct shard *shard)
             return;
         }
         seen++;
-        if (!is_due(shard, session)) continue;
+        if (!sweep_is_due(shard, session)) continue;
         if (session->load != KV_LOAD_DONE) {
             shard->sweep_loads++;
             kv_store_load_start(shard->store, session, sweep_loaded, shard);

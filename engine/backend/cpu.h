@@ -253,6 +253,17 @@ static inline uint32_t cpu_window_room(const struct eng_model *model)
            model->config.window + CPU_PACKED_PAD;
 }
 
+/* The sum of sixteen partial sums, in the one order there is; the lanes are used up. */
+static inline float cpu_lanes_sum(float lanes[16])
+{
+    for (uint32_t width = 8; width > 0; width /= 2)
+        for (uint32_t l = 0; l < width; l++)
+            lanes[l] += lanes[l + width];
+    return lanes[0];
+}
+
+/* cpu_batch.c: 4 x pairs floats as the kernel `rotate` wants them. */
+void cpu_rotations(const float *frequencies, uint32_t pairs, uint32_t position, float *row);
 /* The last rope_dim of `vector` (width floats), in place, by one row of rotations. */
 static inline void cpu_rotate(const struct cpu_batch *batch, const float *rotation, float *vector,
                               uint32_t width, bool inverse)

@@ -270,8 +270,7 @@ kv_status cpu_session_init(struct eng_session *session, void *memory, struct kv_
     return KV_OK;
 }
 
-/* As the kernel `rotate` wants them. */
-static void make_rotations(const float *frequencies, uint32_t pairs, uint32_t position, float *row)
+void cpu_rotations(const float *frequencies, uint32_t pairs, uint32_t position, float *row)
 {
     for (uint32_t i = 0; i < pairs; i++) {
         /* The angle is an fp32 number by definition; its cos and sin are as good as we can. */
@@ -292,10 +291,10 @@ static void start_rows(struct cpu_batch *batch, const void *arg, uint32_t first,
     for (uint32_t t = first; t < last; t++) {
         const uint32_t position = batch->rows[t].position;
         const size_t at = (size_t)t * 2 * rope;
-        make_rotations(weights->rope_plain, rope / 2, position, batch->rope_plain + at);
-        make_rotations(weights->rope_yarn, rope / 2, position, batch->rope_yarn + at);
-        make_rotations(weights->rope_yarn, rope / 2, position == 0 ? 0 : position - 1,
-                       batch->rope_entry + at);
+        cpu_rotations(weights->rope_plain, rope / 2, position, batch->rope_plain + at);
+        cpu_rotations(weights->rope_yarn, rope / 2, position, batch->rope_yarn + at);
+        cpu_rotations(weights->rope_yarn, rope / 2, position == 0 ? 0 : position - 1,
+                      batch->rope_entry + at);
     }
 }
 

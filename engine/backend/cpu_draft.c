@@ -240,10 +240,7 @@ static float dot(const float *a, const float *b, uint32_t count)
     for (uint32_t i = 0; i < count; i += 16)
         for (uint32_t l = 0; l < 16; l++)
             lanes[l] += a[i + l] * b[i + l];
-    for (uint32_t width = 8; width > 0; width /= 2)
-        for (uint32_t l = 0; l < width; l++)
-            lanes[l] += lanes[l + width];
-    return lanes[0];
+    return cpu_lanes_sum(lanes);
 }
 
 /* The i-th draft of every session that wants so many. */

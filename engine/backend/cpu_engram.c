@@ -85,10 +85,7 @@ static float gate_dot(const float *x, const float *key, const float *qk, uint32_
     for (uint32_t i = 0; i < count; i += 16)
         for (uint32_t l = 0; l < 16; l++)
             lanes[l] += x[i + l] * key[i + l] * qk[i + l];
-    for (uint32_t width = 8; width > 0; width /= 2)
-        for (uint32_t l = 0; l < width; l++)
-            lanes[l] += lanes[l + width];
-    return lanes[0];
+    return cpu_lanes_sum(lanes);
 }
 
 static float gate_of(float dot)

@@ -149,13 +149,15 @@ static void score_all(struct cpu_batch *batch, uint32_t layer, const struct cpu_
     const uint32_t source = c->rows_source[layer];
     const bool candidates = layer == c->encoder_layers;
     const uint32_t end = visible(batch, layer, batch->rows[tile->row + to - 1].position);
+    /* Whole blocks, so that the best of each is seen at once. */
+    const uint32_t step = CPU_TILE_KEYS - CPU_TILE_KEYS % c->candidate_block;
 
     for (uint32_t i = from; i < to; i++) {
         cpu_top_reset(&thread->top[i], c->index_topk);
         cpu_top_reset(&thread->blocks[i], c->candidate_blocks);
     }
-    for (uint32_t first = 0; first < end; first += CPU_TILE_KEYS) {
-        const uint32_t keys = KV_MIN(end - first, CPU_TILE_KEYS);
+    for (uint32_t first = 0; first < end; first += step) {
+        const uint32_t keys = KV_MIN(end - first, step);
         for (uint32_t k = 0; k < keys; k++)
             thread->keys[k] = cpu_entry_row(session, source, first + k, false);
         score_keys(batch, tile, from, to - from, keys, thread);

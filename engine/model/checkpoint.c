@@ -209,7 +209,7 @@ static bool find_listed(void *context, const struct eng_tensor_spec *spec)
         return false;
     }
     walk->status = eng_tensor_check(checkpoint->shards[shard - 1].path, tensor, spec->dtype,
-                                    spec->rows, spec->columns, walk->err);
+                                    spec->or_f32, spec->rows, spec->columns, walk->err);
     if (walk->status != KV_OK) return false;
     tensor->used = true;
     checkpoint->tensors[checkpoint->tensor_count++] = tensor;
@@ -402,9 +402,10 @@ const struct eng_config *eng_checkpoint_config(const struct eng_checkpoint *chec
     return &checkpoint->config;
 }
 
-kv_status eng_checkpoint_take(const struct eng_checkpoint *checkpoint, const char *name,
-                              enum eng_dtype dtype, uint64_t rows, uint64_t columns,
-                              const uint8_t **ret_data, struct kv_error *err)
+/* `dtype`, or F32 with or_f32. */
+static kv_status take(const struct eng_checkpoint *checkpoint, const char *name,
+                      enum eng_dtype dtype, bool or_f32, uint64_t rows, uint64_t columns,
+                      const struct eng_tensor **ret_tensor, struct kv_error *err)
 {
     const struct eng_tensor key = {.name = name};
     const struct eng_tensor *key_at = &key;
@@ -413,10 +414,31 @@ kv_status eng_checkpoint_take(const struct eng_checkpoint *checkpoint, const cha
 
     if (found == NULL)
         return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s is missing", checkpoint->dir, name);
-    const kv_status status =
-        eng_tensor_check(mapping_of(checkpoint, *found)->path, *found, dtype, rows, columns, err);
-    if (status == KV_OK) *ret_data = (*found)->data;
+    *ret_tensor = *found;
+    return eng_tensor_check(mapping_of(checkpoint, *found)->path, *found, dtype, or_f32, rows,
+                            columns, err);
+}
+
+kv_status eng_checkpoint_take(const struct eng_checkpoint *checkpoint, const char *name,
+                              enum eng_dtype dtype, uint64_t rows, uint64_t columns,
+                              const uint8_t **ret_data, struct kv_error *err)
+{
+    const struct eng_tensor *tensor = NULL;
+    const kv_status status = take(checkpoint, name, dtype, false, rows, columns, &tensor, err);
+    if (status == KV_OK) *ret_data = tensor->data;
     return status;
+}
+
+kv_status eng_checkpoint_take_either(const struct eng_checkpoint *checkpoint, const char *name,
+                                     uint64_t rows, uint64_t columns, enum eng_dtype *ret_dtype,
+                                     const uint8_t **ret_data, struct kv_error *err)
+{
+    const struct eng_tensor *tensor = NULL;
+    const kv_status status = take(checkpoint, name, ENG_BF16, true, rows, columns, &tensor, err);
+    if (status != KV_OK) return status;
+    *ret_dtype = tensor->dtype;
+    *ret_data = tensor->data;
+    return KV_OK;
 }
 
 const uint32_t *eng_checkpoint_compressed_ids(const struct eng_checkpoint *checkpoint)

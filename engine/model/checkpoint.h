@@ -58,6 +58,10 @@ const struct eng_config *eng_checkpoint_config(const struct eng_checkpoint *chec
 kv_status eng_checkpoint_take(const struct eng_checkpoint *checkpoint, const char *name,
                               enum eng_dtype dtype, uint64_t rows, uint64_t columns,
                               const uint8_t **ret_data, struct kv_error *err) KV_MUST_CHECK;
+/* The same of a tensor that is BF16 or F32; *ret_dtype: which of them. */
+kv_status eng_checkpoint_take_either(const struct eng_checkpoint *checkpoint, const char *name,
+                                     uint64_t rows, uint64_t columns, enum eng_dtype *ret_dtype,
+                                     const uint8_t **ret_data, struct kv_error *err) KV_MUST_CHECK;
 
 /* Compressed id of every vocabulary id (section 2.8, rule 1); NULL without Engram. */
 const uint32_t *eng_checkpoint_compressed_ids(const struct eng_checkpoint *checkpoint);

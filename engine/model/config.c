@@ -25,6 +25,10 @@
 
 #define SHOWN_BYTES 48u
 
+/* Of the released model: ids, and what its tokenizer leaves of them. */
+#define RELEASED_VOCAB 129280u
+#define RELEASED_COMPRESSED 99092u
+
 struct reader {
     const char *path;
     const json_t *object;
@@ -269,7 +273,6 @@ static const char *topology_fault(const struct eng_config *config, const uint32_
     const uint64_t worst = (uint64_t)(config->candidate_blocks - 1) * config->candidate_block + 1;
     if (worst < config->index_topk)
         return "(candidate_topk_blocks - 1) x candidate_block_size + 1 must reach index_topk";
-    if (64 % config->candidate_block != 0) return "candidate_block_size must divide 64";
     if (config->experts_active > config->experts)
         return "num_experts_per_tok exceeds n_routed_experts";
     if (config->rope_dim > config->head_dim || config->rope_dim > config->index_dim)
@@ -332,6 +335,20 @@ static void check_engram_rows(struct reader *reader, const struct eng_config *co
     }
 }
 
+/* The released vocabulary's compressed ids were counted (section 2.8, rule 1); multipliers follow
+ * from that count, so another one would read other rows without anything else showing it. */
+static void check_compressed(struct reader *reader, const struct eng_config *config)
+{
+    if (reader->status != KV_OK || config->vocab != RELEASED_VOCAB ||
+        config->engram_compressed == RELEASED_COMPRESSED)
+        return;
+    reader->status =
+        KV_FAIL(reader->err, KV_INVALID,
+                "%s: engram_compressed_vocab_size must be %u with a vocab_size of %u, "
+                "found %u",
+                reader->path, RELEASED_COMPRESSED, RELEASED_VOCAB, config->engram_compressed);
+}
+
 static void read_engram(struct reader *reader, struct eng_config *config)
 {
     uint32_t rows[ENG_ENGRAM_MAX];
@@ -348,6 +365,7 @@ static void read_engram(struct reader *reader, struct eng_config *config)
     config->engram_dim = read_u32(reader, "engram_head_dim", 32, 1024);
     config->engram_bucket_base = read_u32(reader, "engram_vocab_size", 2, 1u << 28);
     config->engram_compressed = read_u32(reader, "engram_compressed_vocab_size", 1, config->vocab);
+    check_compressed(reader, config);
     need_multiple(reader, "engram_head_dim", config->engram_dim, 32);
     if (reader->status != KV_OK) return;
     for (uint32_t i = 0; i < config->engram_count; i++) {

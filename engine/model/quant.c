@@ -4,7 +4,8 @@
  * Each follows the reference's definition bit for bit: scales come from the IEEE exponent (a power
  * of two does not round up), codes round to nearest even on the code, zero keeps its sign.  Ties
  * and edges are what the unit test walks through, so clarity comes before speed here; the hot round
- * trip of activations is a kernel of its own (backend/kernels.c) and is compared with this file.
+ * trip of activations is a kernel of its own (backend/kernels/elementwise_*.c) and is compared with
+ * this file.
  */
 
 #include "engine/model/quant.h"

@@ -297,18 +297,19 @@ static const char *shape_text(char text[64], uint32_t rank, const uint64_t *shap
 }
 
 kv_status eng_tensor_check(const char *path, const struct eng_tensor *tensor, enum eng_dtype dtype,
-                           uint64_t rows, uint64_t columns, struct kv_error *err)
+                           bool or_f32, uint64_t rows, uint64_t columns, struct kv_error *err)
 {
     const uint64_t shape[] = {rows, columns};
     const uint32_t rank = columns == 0 ? 1 : 2;
     char want[64], found[64];
 
-    if (tensor->dtype == dtype && tensor->rank == rank &&
+    if ((tensor->dtype == dtype || (or_f32 && tensor->dtype == ENG_F32)) && tensor->rank == rank &&
         memcmp(tensor->shape, shape, rank * sizeof(*shape)) == 0)
         return KV_OK;
-    return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s: expected %s %s, found %s %s", path,
-                   tensor->name, eng_dtype_name(dtype), shape_text(want, rank, shape),
-                   eng_dtype_name(tensor->dtype), shape_text(found, tensor->rank, tensor->shape));
+    return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s: expected %s%s %s, found %s %s", path,
+                   tensor->name, eng_dtype_name(dtype), or_f32 ? " or F32" : "",
+                   shape_text(want, rank, shape), eng_dtype_name(tensor->dtype),
+                   shape_text(found, tensor->rank, tensor->shape));
 }
 
 kv_status eng_safetensors_all_used(const struct eng_safetensors *file, struct kv_error *err)

@@ -45,9 +45,11 @@ const struct eng_mapping *eng_safetensors_mapping(const struct eng_safetensors *
 /* Offset of the data: 8 bytes of length and the header come before. */
 uint64_t eng_safetensors_data_at(const struct eng_safetensors *file);
 
-/* KV_INVALID unless `tensor` has this dtype and shape (columns 0: rank 1). */
+/* KV_INVALID unless `tensor` has this dtype, or F32 where that is as good, and this shape (columns
+ * 0: rank 1). */
 kv_status eng_tensor_check(const char *path, const struct eng_tensor *tensor, enum eng_dtype dtype,
-                           uint64_t rows, uint64_t columns, struct kv_error *err) KV_MUST_CHECK;
+                           bool or_f32, uint64_t rows, uint64_t columns,
+                           struct kv_error *err) KV_MUST_CHECK;
 
 /* KV_INVALID when a tensor is neither used nor ignored: it belongs to another model. */
 kv_status eng_safetensors_all_used(const struct eng_safetensors *file,

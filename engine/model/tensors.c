@@ -4,6 +4,9 @@
  * Written like the table of the model's specification, section 7.1: one line per tensor, with the
  * shape in the config's own words.  Nothing else in the engine spells a shape of the file. Products
  * cannot wrap: config.c bounds every factor.
+ *
+ * Of the router's gate and of Engram's q and k the notes behind that table know the shape, or do
+ * not agree on the dtype; the files' own headers decide (section 9, item 5).
  */
 
 #include "engine/model/tensors.h"
@@ -41,6 +44,7 @@ static void emit(struct walk *walk, enum eng_role role, const char *name, const 
         .columns = columns,
         .role = role,
         .is_scale = dtype == ENG_F8_E8M0,
+        .or_f32 = role == ENG_ROLE_GATE || role == ENG_ROLE_ENGRAM_Q || role == ENG_ROLE_ENGRAM_K,
         .layer = walk->layer,
         .expert = walk->expert,
     };

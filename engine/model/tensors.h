@@ -72,6 +72,7 @@ struct eng_tensor_spec {
     uint64_t rows, columns;
     enum eng_role role;
     bool is_scale;   /* The ue8m0 sibling of the weight before it. */
+    bool or_f32;     /* Is BF16 in the released files as far as known; F32 is as good. */
     uint32_t layer;  /* Draft stage s: layers + s; ENG_NO_SOURCE outside of layers. */
     uint32_t expert; /* ENG_NO_SOURCE unless the role is an expert's. */
 };

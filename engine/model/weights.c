@@ -62,15 +62,34 @@ static const uint8_t *take(struct cursor *at, const char *name, const char *suff
     return data;
 }
 
-static float *load_vector(struct cursor *at, const char *name, enum eng_dtype dtype, uint32_t n)
+/* BF16 or F32, whichever the header says. */
+static const uint8_t *take_either(struct cursor *at, const char *name, uint64_t rows,
+                                  uint32_t columns, enum eng_dtype *ret_dtype)
+{
+    char full[160];
+    const uint8_t *data = NULL;
+    *ret_dtype = ENG_BF16;
+    if (at->status != KV_OK) return NULL;
+    (void)snprintf(full, sizeof(full), "%s%s", at->prefix, name);
+    at->status =
+        eng_checkpoint_take_either(at->checkpoint, full, rows, columns, ret_dtype, &data, at->err);
+    return data;
+}
+
+static float value_at(const uint8_t *data, enum eng_dtype dtype, size_t i)
 {
     assert(dtype == ENG_F32 || dtype == ENG_BF16);
+    return dtype == ENG_F32 ? eng_float_of(kv_load32(data + 4 * i))
+                            : eng_bf16_decode(kv_load16(data + 2 * i));
+}
+
+static float *load_vector(struct cursor *at, const char *name, enum eng_dtype dtype, uint32_t n)
+{
     const uint8_t *data = take(at, name, "", dtype, n, 0);
     float *values = allocate(at, (size_t)n * sizeof(float));
     if (at->status != KV_OK) return NULL;
     for (size_t i = 0; i < n; i++)
-        values[i] = dtype == ENG_F32 ? eng_float_of(kv_load32(data + 4 * i))
-                                     : eng_bf16_decode(kv_load16(data + 2 * i));
+        values[i] = value_at(data, dtype, i);
     return values;
 }
 
@@ -88,6 +107,14 @@ static void load_plain(struct cursor *at, struct eng_matrix *matrix, const char 
     const enum eng_format format = dtype == ENG_F32 ? ENG_FORMAT_F32 : ENG_FORMAT_BF16;
     const uint8_t *data = take(at, name, "", dtype, n, k);
     bind(at, matrix, format, data, NULL, n, k);
+}
+
+static void load_either(struct cursor *at, struct eng_matrix *matrix, const char *name, uint32_t n,
+                        uint32_t k)
+{
+    enum eng_dtype dtype;
+    const uint8_t *data = take_either(at, name, n, k, &dtype);
+    bind(at, matrix, dtype == ENG_F32 ? ENG_FORMAT_F32 : ENG_FORMAT_BF16, data, NULL, n, k);
 }
 
 /* FP8 with one scale per tile of 32 x 32. */
@@ -165,7 +192,7 @@ static void load_ffn(struct cursor *at, struct eng_layer *layer, uint32_t expert
     char name[64];
 
     layer->ffn_norm = load_vector(at, "ffn_norm.weight", ENG_BF16, c->hidden);
-    load_plain(at, &layer->gate, "ffn.gate.weight", ENG_BF16, experts, c->hidden);
+    load_either(at, &layer->gate, "ffn.gate.weight", experts, c->hidden);
     layer->gate_bias = load_vector(at, "ffn.gate.bias", ENG_F32, experts);
     layer->gate_bias_vl = load_vector(at, "ffn.gate.bias_vl", ENG_F32, experts);
     load_fp8(at, &layer->shared.w1, "ffn.shared_experts.w1", c->moe_width, c->hidden);
@@ -211,12 +238,12 @@ static void load_engram(struct cursor *at, uint32_t index)
     };
     load_fp8(at, &engram->wkv, "engram.wkv", (ENG_STREAMS + 1) * c->hidden,
              engram->hash.columns * c->engram_dim);
-    const uint8_t *q = take(at, "engram.q_weight", "", ENG_BF16, ENG_STREAMS, c->hidden);
-    const uint8_t *k = take(at, "engram.k_weight", "", ENG_BF16, ENG_STREAMS, c->hidden);
+    enum eng_dtype q_dtype, k_dtype;
+    const uint8_t *q = take_either(at, "engram.q_weight", ENG_STREAMS, c->hidden, &q_dtype);
+    const uint8_t *k = take_either(at, "engram.k_weight", ENG_STREAMS, c->hidden, &k_dtype);
     engram->qk = allocate(at, count * sizeof(float));
     for (size_t i = 0; at->status == KV_OK && i < count; i++)
-        engram->qk[i] =
-            eng_bf16_decode(kv_load16(q + 2 * i)) * eng_bf16_decode(kv_load16(k + 2 * i));
+        engram->qk[i] = value_at(q, q_dtype, i) * value_at(k, k_dtype, i);
 }
 
 static void load_draft(struct cursor *at)
@@ -246,17 +273,11 @@ static void load_draft(struct cursor *at)
     }
 }
 
-/* Angles are defined by fp32 rounding at every step (the model's specification, section 2.2). */
-static void make_rope(struct cursor *at)
+void eng_rope_frequencies(const struct eng_config *c, float *plain, float *yarn)
 {
-    const struct eng_config *c = at->config;
     const uint32_t pairs = c->rope_dim / 2;
     const double log_theta = log((double)c->compress_theta);
     const double original = (double)c->yarn_original / (2.0 * M_PI);
-    float *plain = allocate(at, pairs * sizeof(float));
-    float *yarn = allocate(at, pairs * sizeof(float));
-    if (at->status != KV_OK) return;
-
     const double fast = c->rope_dim * log(original / (double)c->yarn_beta_fast) / (2 * log_theta);
     const double slow = c->rope_dim * log(original / (double)c->yarn_beta_slow) / (2 * log_theta);
     const float low = fmaxf((float)floor(fast), 0.0f);
@@ -269,6 +290,15 @@ static void make_rope(struct cursor *at)
         const float ramp = fminf(fmaxf(((float)i - low) / span, 0.0f), 1.0f);
         yarn[i] = f / c->yarn_factor * ramp + f * (1.0f - ramp);
     }
+}
+
+static void make_rope(struct cursor *at)
+{
+    const uint32_t pairs = at->config->rope_dim / 2;
+    float *plain = allocate(at, pairs * sizeof(float));
+    float *yarn = allocate(at, pairs * sizeof(float));
+    if (at->status != KV_OK) return;
+    eng_rope_frequencies(at->config, plain, yarn);
     at->weights->rope_plain = plain;
     at->weights->rope_yarn = yarn;
 }

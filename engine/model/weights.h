@@ -70,6 +70,9 @@ struct eng_weights {
 /* The checkpoint outlives the weights. */
 kv_status eng_weights_load(const struct eng_checkpoint *checkpoint, struct eng_weights *ret_weights,
                            struct kv_error *err) KV_MUST_CHECK;
+/* rope_dim / 2 of each, defined by fp32 rounding at every step (the model's specification, section
+ * 2.2).  Pure. */
+void eng_rope_frequencies(const struct eng_config *config, float *plain, float *yarn);
 /* Row `row` of a BF16 matrix. */
 void eng_weights_row(const struct eng_matrix *matrix, uint32_t row, float *values);
 void eng_weights_fini(struct eng_weights *weights);

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define RETRIES_MAX 8u /* Without progress. */
@@ -232,6 +233,13 @@ static int64_t file_size(int fd)
     return fstat(fd, &info) != 0 ? -1 : info.st_size;
 }
 
+static int64_t room_left(int fd)
+{
+    struct statvfs info;
+    if (fstatvfs(fd, &info) != 0) return -1;
+    return (int64_t)KV_MIN((uint64_t)info.f_bavail * info.f_frsize, (uint64_t)INT64_MAX);
+}
+
 static int64_t file_links(int fd)
 {
     struct stat stat_of;
@@ -284,6 +292,9 @@ int64_t kv_disk_kernel(const struct kv_disk_call *call)
         return -posix_fallocate(call->fd, 0, (off_t)call->bytes);
     case KV_DISK_SIZE:
         result = file_size(call->fd);
+        break;
+    case KV_DISK_ROOM:
+        result = room_left(call->fd);
         break;
     case KV_DISK_LINKS:
         result = file_links(call->fd);

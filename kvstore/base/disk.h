@@ -37,6 +37,7 @@ enum kv_disk_verb {
     KV_DISK_RENAME,   /* fd, name, to: in the same folder, in place of what has that name. */
     KV_DISK_RESERVE,  /* fd, bytes: grows the file to this size, with blocks behind all of it. */
     KV_DISK_SIZE,     /* fd: bytes in the file. */
+    KV_DISK_ROOM,     /* fd: bytes that its file system has left for us. */
     KV_DISK_LINKS,    /* fd: names that the file has; 0: it was deleted. */
     KV_DISK_CLOSE,    /* fd. */
     KV_DISK_VERB_COUNT,

@@ -157,8 +157,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
 
     REASON(HBM_FULL, RESOURCE_EXHAUSTED, "The HBM tier has no room for this session's pages.",
            "Try again when others have finished, or raise hbm.bytes."),
-    REASON(SSD_FULL, RESOURCE_EXHAUSTED, "The SSD tier or its file system is full.",
-           "Free space, or raise ssd.bytes; the session goes on in memory."),
+    REASON(SSD_FULL, RESOURCE_EXHAUSTED,
+           "The SSD tier or its file system is full, and nothing in it may go.",
+           "Free space, or raise ssd.bytes; the session goes on in memory, saves begin again by "
+           "themselves."),
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),

@@ -6,7 +6,9 @@
  *
  * A batch becomes durable whole or not at all, batches in the order posted.  Answers come back as
  * messages into the mailbox named in the batch or scan.  After a failed batch every later one fails
- * with KV_IO until restart.
+ * with KV_IO until restart.  Where only the file system was full (stats.failed stays false), it
+ * fails with KV_BUSY, nothing was written, or KV_IO, only the next start knows; and every later one
+ * with KV_BUSY up to one that resumes, which whoever posts them sends when he knows what failed.
  *
  * In the daemon they lie in RocksDB, with two threads: one writer, which folds all batches waiting
  * into one synced WriteBatch, and one reader, which serves prefix scans, so a load never waits
@@ -46,6 +48,7 @@ struct kv_manifest_batch {
     struct kv_mailbox *reply;
     const struct kv_manifest_put *puts;
     uint32_t put_count;
+    bool resumes;     /* After failures on a full file system: it and what follows is written. */
     kv_status status; /* Result. */
     /* Owned by the manifest. */
     struct kv_msg inbox;
@@ -94,6 +97,10 @@ kv_status kv_manifest_write_now(struct kv_manifest *manifest, const struct kv_ma
 struct kv_manifest_stats {
     uint64_t batches, syncs, records; /* batches / syncs: how well group commit works. */
     bool failed;
+    /* Nothing but deletions should be posted: its file system is nearly full, or was, and all is
+     * refused until a batch resumes. */
+    bool no_room;
+    bool may_resume; /* All is refused, and there is room again. */
 };
 struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest); /* Any thread. */
 

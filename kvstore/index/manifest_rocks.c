@@ -8,11 +8,20 @@
  *
  * A failed write is final.  What RocksDB kept of it in memory and in the log is unknown, so a later
  * success would promise an order of records that the disk may not have.
+ *
+ * A full file system is not: RocksDB itself goes on when there is room again, with a new log behind
+ * tables that do not hold the write that failed.  It is kept from meeting one.  RocksDB reserves
+ * the blocks of a log for as many records as it keeps in memory, so on a full file system the
+ * writer goes on until a new log and a table are near, then refuses, before anything is written,
+ * until there is room for both.  Before that it says so (no_room), and has the last part of the log
+ * for deletions.  After a refusal it refuses all that follows, because that was made by somebody
+ * who does not know of it, until a batch resumes.
  */
 
 #include "kvstore/index/manifest.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/clock.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/base/thread.h"
 
@@ -35,6 +44,16 @@
 #define LOG_BYTES_MAX (1u << 20)
 #define LOG_FILES_MAX 4u
 #define RECOVERY_BYTES (1u << 20) /* Beside its logs: a manifest file, options, its own notes. */
+/* Free on the file system before a new log and a table may be begun. */
+#define ROOM_PART 40u
+#define ROOM_MIN (1ull << 20)
+#define ROOM_MAX (4ull * WRITE_BUFFER_BYTES)
+/* Records in memory up to which no table is near.  RocksDB takes blocks of an eighth, and begins a
+ * table when the eighth one is nearly full: after five no_room, after seven nothing. */
+#define MEMORY_MANY (WRITE_BUFFER_BYTES / 16 * 11)
+#define MEMORY_MAX (WRITE_BUFFER_BYTES / 16 * 15)
+#define NO_SPACE_TEXT "No space left on device"
+#define TRY_AGAIN_NS 1000000000ull /* After RocksDB met a full file system all the same. */
 
 struct rocks {
     struct kv_manifest manifest;
@@ -62,6 +81,9 @@ struct rocks {
     _Atomic uint64_t sync_count;
     _Atomic uint64_t record_count;
     _Atomic bool failed;
+    _Atomic bool stopped;
+    _Atomic uint64_t full_ns; /* When RocksDB last met a full file system; 0: it writes again. */
+    char *dir;
 };
 
 static struct rocks *rocks_of(struct kv_manifest *manifest)
@@ -108,21 +130,73 @@ static void batch_add(rocksdb_writebatch_t *group, const struct kv_manifest_put 
     }
 }
 
+/* Any thread. */
+static bool has_room(struct rocks *rocks, uint64_t memory_max)
+{
+    const uint64_t full_ns = atomic_load(&rocks->full_ns);
+    uint64_t in_memory = 0;
+    struct statvfs system;
+    if (full_ns != 0 && kv_clock_stopwatch_ns() - full_ns < TRY_AGAIN_NS) return false;
+    if (statvfs(rocks->dir, &system) != 0) return true; /* RocksDB finds out. */
+    const uint64_t total = (uint64_t)system.f_blocks * system.f_frsize;
+    const uint64_t want = KV_MIN(KV_MAX(total / ROOM_PART, ROOM_MIN), ROOM_MAX);
+    if ((uint64_t)system.f_bavail * system.f_frsize >= want) return true;
+    if (full_ns != 0) return false;
+    if (rocksdb_property_int(rocks->db, "rocksdb.cur-size-active-mem-table", &in_memory) != 0)
+        return false;
+    return in_memory <= memory_max;
+}
+
 static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, struct kv_error *err)
 {
     if (atomic_load(&rocks->failed))
         return KV_FAIL(err, KV_IO, "the manifest failed before; restart to go on");
+    if (!has_room(rocks, MEMORY_MAX)) {
+        atomic_store(&rocks->stopped, true);
+        return KV_FAIL(err, KV_BUSY, "the file system of '%s' is full", rocks->dir);
+    }
     char *text = NULL;
     rocksdb_write(rocks->db, rocks->write_options, group, &text);
     atomic_fetch_add(&rocks->sync_count, 1);
-    if (text == NULL) return KV_OK;
-    atomic_store(&rocks->failed, true);
+    if (text == NULL) {
+        atomic_store(&rocks->full_ns, 0);
+        return KV_OK;
+    }
+    atomic_store(&rocks->stopped, true);
+    if (strstr(text, NO_SPACE_TEXT) != NULL)
+        atomic_store(&rocks->full_ns, kv_clock_stopwatch_ns());
+    else
+        atomic_store(&rocks->failed, true);
     (void)fail_rocks(err, "write to the manifest", text);
-    return KV_IO;
+    return KV_IO; /* Written or not: only the next start knows. */
+}
+
+static void batch_answer(struct kv_manifest_batch *batch, kv_status status)
+{
+    batch->status = status;
+    kv_mailbox_post(batch->reply, &batch->msg); /* The owner's from here on. */
+}
+
+/* Those before one that resumes know nothing of what failed.  NULL: all of them. */
+static struct kv_manifest_batch *refuse_unknowing(struct rocks *rocks,
+                                                  struct kv_manifest_batch *first)
+{
+    while (first != NULL && atomic_load(&rocks->stopped) && !atomic_load(&rocks->failed)) {
+        struct kv_manifest_batch *next = first->next;
+        if (first->resumes) {
+            atomic_store(&rocks->stopped, false);
+            break;
+        }
+        batch_answer(first, KV_BUSY);
+        first = next;
+    }
+    return first;
 }
 
 static void batches_serve(struct rocks *rocks, struct kv_manifest_batch *first)
 {
+    first = refuse_unknowing(rocks, first);
+    if (first == NULL) return;
     rocksdb_writebatch_t *group = rocksdb_writebatch_create();
     uint64_t records = 0;
     for (const struct kv_manifest_batch *batch = first; batch != NULL; batch = batch->next) {
@@ -136,8 +210,7 @@ static void batches_serve(struct rocks *rocks, struct kv_manifest_batch *first)
 
     while (first != NULL) {
         struct kv_manifest_batch *next = first->next;
-        first->status = status;
-        kv_mailbox_post(first->reply, &first->msg); /* The owner's from here on. */
+        batch_answer(first, status);
         first = next;
     }
 }
@@ -365,17 +438,22 @@ static void rocks_close(struct kv_manifest *manifest)
     rocksdb_options_destroy(rocks->options);
     rocksdb_block_based_options_destroy(rocks->table_options);
     rocksdb_cache_destroy(rocks->cache);
+    free(rocks->dir);
     free(rocks);
 }
 
 static struct kv_manifest_stats rocks_stats(struct kv_manifest *manifest)
 {
     struct rocks *rocks = rocks_of(manifest);
+    const bool stopped = atomic_load(&rocks->stopped);
+    const bool room = has_room(rocks, MEMORY_MANY);
     return (struct kv_manifest_stats){
         .batches = atomic_load(&rocks->batch_count),
         .syncs = atomic_load(&rocks->sync_count),
         .records = atomic_load(&rocks->record_count),
         .failed = atomic_load(&rocks->failed),
+        .no_room = stopped || !room,
+        .may_resume = stopped && room && !atomic_load(&rocks->failed),
     };
 }
 
@@ -397,6 +475,9 @@ kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest, s
 
     char *text = NULL;
     kv_status status = check_room(dir, err);
+    rocks->dir = strdup(dir);
+    if (status == KV_OK && rocks->dir == NULL)
+        status = KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
     if (status != KV_OK) goto fail;
     rocks->db = open_without_signals(rocks->options, dir, &text);
     if (text != NULL) {

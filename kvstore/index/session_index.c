@@ -35,6 +35,7 @@ struct kv_index {
     struct kv_node *node_free;             /* Chained by sibling. */
     uint32_t page_free;                    /* Chained by position. */
     uint32_t user_count, session_count, node_count, page_count;
+    uint32_t users_with_pages;
     uint64_t bytes_max;
     uint64_t heap_bytes;    /* Page lists of nodes. */
     uint64_t session_bytes; /* Entries of users and sessions, and names. */
@@ -179,9 +180,21 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
     return session;
 }
 
+void kv_index_session_pages(struct kv_index *index, struct kv_session *session, uint32_t pages)
+{
+    struct kv_user *user = session->user;
+    const bool had = user->pages > 0;
+    assert(user->pages >= session->pages);
+    user->pages += pages - session->pages;
+    session->pages = pages;
+    if (had && user->pages == 0) index->users_with_pages--;
+    if (!had && user->pages > 0) index->users_with_pages++;
+}
+
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
 {
     assert(session->roots == NULL);
+    kv_index_session_pages(index, session, 0);
     struct kv_session **link = &index->sessions[kv_load32(session->id.bytes) % SESSION_BUCKETS];
     while (*link != session)
         link = &(*link)->next;
@@ -400,6 +413,7 @@ uint32_t kv_index_page_add(struct kv_index *index, struct kv_session *session)
                                           .ssd_page = KV_SSD_PAGE_NONE,
                                           .hbm_slot = KV_HBM_SLOT_NONE,
                                           .used = true};
+    kv_index_session_pages(index, session, session->pages + 1);
     index->page_count++;
     return page;
 }
@@ -421,6 +435,7 @@ void kv_index_page_unref(struct kv_index *index, uint32_t page)
     assert(object->refs > 0);
     if (--object->refs > 0) return;
     if (index->page_freed != NULL) index->page_freed(index->page_freed_context, page, object);
+    kv_index_session_pages(index, object->session, object->session->pages - 1);
     object->used = false;
     object->position = index->page_free;
     index->page_free = page;
@@ -465,6 +480,7 @@ struct kv_index_usage kv_index_usage(const struct kv_index *index)
 {
     return (struct kv_index_usage){
         .users = index->user_count,
+        .users_with_pages = index->users_with_pages,
         .sessions = index->session_count,
         .nodes = index->node_count,
         .nodes_max = index->nodes_max,

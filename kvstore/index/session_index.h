@@ -47,6 +47,7 @@ struct kv_user {
     struct kv_digest root;           /* D_0 of this user and the model served now. */
     char name[KV_USER_NAME_MAX + 1]; /* Set by whoever adds it; "" in tests. */
     bool erasing;                    /* No session of it is made. */
+    uint32_t pages;                  /* Of all sessions, as below. */
     struct kv_user *next;
 };
 
@@ -87,6 +88,8 @@ struct kv_session {
     bool has_head;
     uint32_t head_tokens;    /* As recorded, like the next: for lists while not loaded. */
     uint32_t recorded_nodes; /* That records name, or batches posted or being filled. */
+    uint32_t pages; /* Of its tree; while that is not loaded as it last was, and before the first
+                       load what the position of the head says. */
     uint32_t claimed_tokens; /* Where the caller of the last save was told the head is. */
     uint8_t kind;
     enum kv_load_state load;
@@ -138,6 +141,8 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
                                         struct kv_user *user, const char *name,
                                         const char *parent_name);
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session);
+/* Says how many pages a tree has that is not loaded. */
+void kv_index_session_pages(struct kv_index *index, struct kv_session *session, uint32_t pages);
 /* In no particular order; start with *bucket = 0, last = NULL. */
 struct kv_session *kv_index_session_next(struct kv_index *index, uint32_t *bucket,
                                          struct kv_session *last);
@@ -187,6 +192,7 @@ bool kv_index_expired(const struct kv_node *node, uint64_t now_ms);
 
 struct kv_index_usage {
     uint32_t users, sessions, nodes, nodes_max, pages, pages_max;
+    uint32_t users_with_pages;
     uint64_t bytes;
     uint64_t bytes_sessions; /* Of them: entries of users and sessions, with names. */
 };

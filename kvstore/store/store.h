@@ -69,6 +69,8 @@ struct kv_store_counters {
     uint64_t late_reads;       /* Of these, not waited for. */
     uint64_t nodes_dropped, loads, unloads, saves, saves_failed, bytes_saved, bytes_loaded;
     uint64_t notes, notes_failed; /* Of the file `acknowledged`. */
+    uint64_t moved_pages;         /* By compaction. */
+    uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
     uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
     uint64_t quarantined; /* Places, since the start. */
 };
@@ -98,12 +100,16 @@ struct kv_store {
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
+    uint64_t life_max_ms;               /* The longest ttl of any session since the start. */
+    bool must_resume;                   /* A batch failed on a full file system. */
+    uint32_t freeing;                   /* SSD pages that are free when their batch is durable. */
+    enum kv_reason removing;            /* Why what goes now goes; NONE: it leaves memory only. */
     uint32_t reads_late;                /* Pages that the kernel has and nobody waits for. */
     bool unloading;                     /* Pages that go now leave memory only. */
     /* Of the quarantined places the first KV_QUARANTINE_LISTED_MAX; store_quarantine.c. */
     struct kv_record_quarantine *quarantined;
     uint32_t quarantined_count;
-    bool told_refused;                  /* That memory is not registered for I/O. */
+    bool told_refused; /* That memory is not registered for I/O. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
@@ -154,6 +160,9 @@ kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
 kv_status kv_batch_quarantine(struct kv_batch *batch,
                               const struct kv_record_quarantine *record) KV_MUST_CHECK;
+/* It tells when what was posted before it is durable, and is written wherever that is. */
+void kv_batch_barrier(struct kv_batch *batch);
+/* KV_BUSY: the file system has no room for it, and nothing was written. */
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
 
 /* ---- store_load.c: trees on demand ---- */
@@ -307,10 +316,34 @@ struct kv_write *kv_write_create(struct kv_store *store, uint32_t capacity);
 void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t count,
                   const struct kv_digest *chain);
 /* Allocates space, waiting for a new segment if need be, and writes, then flushes.  Fails at once
- * (done does not run) with KV_BUSY: SSD full; KV_INVALID: read-only; KV_NOMEM.  The same come to
- * done() with write->err set when it had to wait for space, and KV_IO: no segment could be made. */
+ * (done does not run) with KV_BUSY: SSD full, and what is evicted makes room; KV_INVALID:
+ * read-only; KV_IO: with ENOSPC, the file system has no room for records; KV_NOMEM.  The same come
+ * to done() with write->err set when it had to wait for space, and KV_IO: no segment could be made.
+ * It can be started again after KV_BUSY. */
 kv_status kv_write_start(struct kv_write *write, struct kv_error *err) KV_MUST_CHECK;
 /* Puts the objects back to what they were before kv_write_add.  free_space: also gives the new
  * places back; not after a failed record, which may still turn up at the next start. */
 void kv_write_undo(struct kv_write *write, bool free_space);
 void kv_write_destroy(struct kv_write *write);
+
+/* ---- store_move.c: pages to other places ---- */
+
+#define KV_MOVE_PAGES_MAX 32u
+
+typedef void kv_move_done_fn(void *context, uint32_t moved, kv_status status);
+/* Durable pages of one tree, none twice.  The session is neither saved nor changed before `done`
+ * ran, which may be inside this call; pages that are not what their record says stay.  KV_BUSY: no
+ * slot to read into; KV_NOMEM: `done` will not run.  moved 0: status says why; KV_CORRUPT: none of
+ * them could be read right. */
+kv_status kv_store_move_start(struct kv_store *store, const uint32_t *pages, uint32_t count,
+                              kv_move_done_fn *done, void *context) KV_MUST_CHECK;
+
+/* Records looked at in one piece: the reader is free for others between them. */
+#define KV_PLACES_SCAN_RECORDS 1024u
+#define KV_PLACES_SCAN_BYTES (1u << 20)
+
+typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
+/* Sessions that have pages in closed segments, by their records; the first `max` of them.  The
+ * array is the caller's, and is filled when `done` runs. */
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *sessions,
+                                uint32_t max, kv_places_done_fn *done, void *context) KV_MUST_CHECK;

@@ -42,6 +42,7 @@ struct kv_batch {
     struct batch_segment *segments;
     uint32_t segment_count, segment_capacity;
     bool removes; /* Holds a deletion. */
+    bool is_barrier, sealed;
     kv_batch_done_fn *done;
     void *context;
     uint64_t number;
@@ -73,6 +74,7 @@ struct kv_batch *kv_batch_create(struct kv_store *store)
 void kv_batch_discard(struct kv_batch *batch)
 {
     if (batch == NULL) return;
+    batch->store->freeing -= batch->freed_count;
     for (uint32_t i = 1; i < batch->put_count; i++)
         free((void *)(uintptr_t)batch->puts[i].key); /* One block holds key and value. */
     free(batch->puts);
@@ -191,6 +193,7 @@ static kv_status batch_touch(struct kv_batch *batch, const struct kv_node *node)
 
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session)
 {
+    batch->store->life_max_ms = KV_MAX(batch->store->life_max_ms, session->ttl_ms);
     struct kv_record_session record = {
         .user = session->user->id,
         .kind = session->kind,
@@ -335,8 +338,23 @@ kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)
                             sizeof(*batch->freed));
     if (status == KV_OK)
         status = kv_batch_segment(batch, kv_segments_number(batch->store->segments, ssd_page));
-    if (status == KV_OK) batch->freed[batch->freed_count++] = ssd_page;
-    return status;
+    if (status != KV_OK) return status;
+    batch->freed[batch->freed_count++] = ssd_page;
+    batch->store->freeing++;
+    return KV_OK;
+}
+
+/* It is not there after all, or nobody knows: the table of segments says what records said before.
+ * That may stand in segment records of other batches by now, so the next start counts again. */
+static void batch_unseal(struct kv_batch *batch)
+{
+    struct kv_store *store = batch->store;
+    if (!batch->sealed) return;
+    for (uint32_t i = 0; i < batch->freed_count; i++)
+        kv_segments_set(store->segments, batch->freed[i], true);
+    for (uint32_t i = 0; i < batch->taken_count; i++)
+        kv_segments_set(store->segments, batch->taken[i], false);
+    store->must_resume = true;
 }
 
 static void batch_tell(struct kv_batch *batch)
@@ -347,8 +365,9 @@ static void batch_tell(struct kv_batch *batch)
         for (uint32_t i = 0; i < batch->freed_count; i++)
             kv_ssd_free(store->ssd, batch->freed[i]);
     } else {
-        kv_log(store->options.log, KV_LOG_ERROR, "manifest_write_failed", "records=%u",
-               batch->put_count);
+        kv_log(store->options.log, KV_LOG_ERROR, "manifest_write_failed", "records=%u status=%s",
+               batch->put_count, kv_status_name(status));
+        batch_unseal(batch);
     }
     assert(store->operations > 0);
     store->operations--;
@@ -438,6 +457,27 @@ kv_status kv_batch_commit_now(struct kv_batch *batch, struct kv_error *err)
     return status;
 }
 
+void kv_batch_barrier(struct kv_batch *batch)
+{
+    batch->is_barrier = true;
+}
+
+/* After failures on a full file system, all of which are known by now or come before it. */
+void kv_store_resume(struct kv_store *store)
+{
+    if (!store->must_resume || !kv_manifest_stats(store->manifest).may_resume) return;
+    struct kv_batch *batch = kv_batch_create(store);
+    if (batch == NULL || kv_batch_doubt(batch) != KV_OK) {
+        kv_batch_discard(batch); /* Next time. */
+        return;
+    }
+    store->must_resume = false;
+    batch->manifest.resumes = true;
+    batch->is_barrier = true;
+    kv_log(store->options.log, KV_LOG_INFO, "manifest_resumes", "text=\"there is room again\"");
+    kv_batch_post(batch, NULL, NULL);
+}
+
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context)
 {
     struct kv_store *store = batch->store;
@@ -447,18 +487,26 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
+    batch->done = done;
+    batch->context = context;
+    store->operations++;
+    /* Refused before anything relies on it, where only what makes room should be written. */
+    if (!batch->removes && !batch->is_barrier && kv_manifest_stats(store->manifest).no_room) {
+        batch->manifest.status = KV_BUSY;
+        batch_answered(&batch->manifest.msg);
+        return;
+    }
     batch_seal(batch);
+    batch->sealed = true;
     if (KV_PLANTED(store, REUSE_BEFORE_DELETE)) {
+        store->freeing -= batch->freed_count;
         while (batch->freed_count > 0)
             kv_ssd_free(store->ssd, batch->freed[--batch->freed_count]);
     }
     if (batch->removes) store->removals++;
-    batch->done = done;
-    batch->context = context;
     batch->manifest.msg.run = batch_answered;
     batch->manifest.reply = batch->store->options.mailbox;
     batch->manifest.puts = batch->puts;
     batch->manifest.put_count = batch->put_count;
-    batch->store->operations++;
     kv_manifest_write_post(batch->store->manifest, &batch->manifest);
 }

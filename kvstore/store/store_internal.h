@@ -19,6 +19,8 @@ kv_status kv_batch_put(struct kv_batch *batch, const struct kv_manifest_put *put
 kv_status kv_batch_segment(struct kv_batch *batch, uint32_t number) KV_MUST_CHECK;
 /* That segment records cannot be relied on: the next start counts again. */
 kv_status kv_batch_doubt(struct kv_batch *batch) KV_MUST_CHECK;
+/* Goes on with records after the file system was full. */
+void kv_store_resume(struct kv_store *store);
 /* Tells the owners of all batches that were answered, once their number is noted. */
 void kv_store_tell(struct kv_store *store);
 

@@ -259,6 +259,7 @@ static void load_link(struct load *load)
 {
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
+    kv_index_session_pages(store->index, session, 0); /* Counted while they are linked. */
     const uint32_t recorded = session->recorded_nodes;
     session->recorded_nodes = 0; /* They are counted as they are linked. */
     load_pages(load);
@@ -366,10 +367,12 @@ static void load_scan(struct load *load)
     struct kv_store *store = load->store;
     struct kv_batch *barrier = NULL;
     if (store->removals > 0 || store->dead != NULL) barrier = kv_batch_create(store);
-    if (barrier != NULL)
+    if (barrier != NULL) {
+        kv_batch_barrier(barrier);
         kv_batch_post(barrier, removals_done, load);
-    else
+    } else {
         kv_manifest_scan_post(store->manifest, &load->scan);
+    }
 }
 
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
@@ -405,7 +408,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
     assert(session->load == KV_LOAD_DONE);
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
-    const uint32_t recorded = session->recorded_nodes;
+    const uint32_t recorded = session->recorded_nodes, pages = session->pages;
     store->unloading = true;
     while (session->roots != NULL) {
         struct kv_node *node = session->roots;
@@ -417,6 +420,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     store->unloading = false;
     session->head = NULL;
     session->recorded_nodes = recorded;
+    kv_index_session_pages(store->index, session, pages);
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }

@@ -68,6 +68,7 @@ static void page_freed(void *context, uint32_t index, struct kv_page *page)
     if (page->hbm_slot != KV_HBM_SLOT_NONE)
         kv_hbm_set_owner(store->hbm, page->hbm_slot, KV_HBM_OWNER_NONE);
     if (store->unloading || page->ssd_page == KV_SSD_PAGE_NONE) return;
+    if (store->removing != KV_REASON_NONE) store->counters.removed_pages[store->removing]++;
     struct kv_batch *dead = kv_store_dead_batch(store);
     if (dead == NULL || kv_batch_delete_page(dead, &page->session->id, page->uid) != KV_OK ||
         kv_batch_free_ssd(dead, page->ssd_page) != KV_OK) {
@@ -150,9 +151,23 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     session->recorded_nodes = record.checkpoints;
     session->claimed_tokens = record.claimed_tokens;
     session->fell_back = record.claimed_tokens > record.head_tokens;
+    kv_index_session_pages(visit->store->index, session,
+                           record.checkpoints == 0 ? 0 : kv_pages_for(record.head_tokens));
     kv_timeline_saw(&visit->store->time, record.used_ms);
+    visit->store->life_max_ms = KV_MAX(visit->store->life_max_ms, record.ttl_ms);
     visit->store->recovery.sessions++;
     return KV_OK;
+}
+
+static void tell_limit(const struct kv_store *store)
+{
+    const struct kv_ssd_usage usage = kv_ssd_usage(store->ssd);
+    if (usage.bytes_limit >= usage.bytes_max) return;
+    kv_log(store->options.log, KV_LOG_WARN, "ssd_limited",
+           "limit_bytes=%llu configured_bytes=%llu text=\"the file system of '%s' has no room for "
+           "ssd.bytes: the SSD tier uses what it has, but for a reserve\"",
+           (unsigned long long)usage.bytes_limit, (unsigned long long)usage.bytes_max,
+           store->options.dir);
 }
 
 static kv_status recover(struct kv_store *store, struct kv_error *err)
@@ -181,6 +196,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
                "count=%llu text=\"segment files were cut, empty or had a damaged header; the pages "
                "they lost are dropped\"",
                (unsigned long long)repaired);
+    tell_limit(store);
     store->recovery.duration_ns = kv_clock_stopwatch_ns() - begun;
     return KV_OK;
 }
@@ -380,8 +396,10 @@ void kv_store_close(struct kv_store *store)
 
 void kv_store_tick(struct kv_store *store)
 {
+    kv_ssd_look(store->ssd, kv_clock_stopwatch_ns());
     kv_store_time_tick(store);
     kv_store_tell(store);
+    kv_store_resume(store);
     if (store->dead != NULL) {
         struct kv_batch *dead = store->dead;
         store->dead = NULL;

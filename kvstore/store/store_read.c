@@ -303,6 +303,7 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
 static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
     struct kv_session *session = node->session;
+    store->removing = why;
     for (;;) {
         struct kv_node *leaf = node;
         while (leaf->child != NULL)
@@ -312,11 +313,13 @@ static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reas
             kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
         kv_pool_drop(store->pool, &leaf->image, why);
         store->counters.nodes_dropped++;
+        store->counters.removed_nodes[why]++;
         if (leaf->durable) store->checkpoints--;
         const bool last = leaf == node;
         kv_index_node_remove(store->index, leaf);
         if (last) break;
     }
+    store->removing = KV_REASON_NONE;
     session->last_loss = why;
 }
 

@@ -64,6 +64,7 @@ kv_status kv_scrub_create(const struct kv_scrub_options *options, struct kv_scru
     if (scrub == NULL) return KV_NOMEM;
     scrub->options = *options;
     scrub->pace.rate_bytes = options->rate_bytes;
+    scrub->pace.next_ns = kv_clock_stopwatch_ns(); /* Nothing to catch up with. */
     scrub->depth = KV_MAX(2u, KV_MIN(KV_SCRUB_DEPTH_MAX, KV_SCRUB_BUFFER_BYTES / page_bytes));
     scrub->records = malloc(SCAN_BYTES);
     scrub->entries = malloc(SCAN_RECORDS * sizeof(*scrub->entries));

@@ -6,7 +6,8 @@
  * one batch, and the table in memory changes in the order in which batches are posted, never when
  * they are filled: a batch that is filled first and posted second carries what the other one did.
  * After a failed batch the manifest takes no other one, so a table that is ahead of the disk stays
- * in memory.
+ * in memory; where it goes on (a file system that was full), the table is put back, and the first
+ * batch it takes has the next start count anew.
  */
 
 #include "kvstore/store/segments.h"

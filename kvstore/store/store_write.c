@@ -144,8 +144,15 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
 {
     struct kv_store *store = write->store;
     assert(write->count > 0);
-    if (kv_manifest_stats(store->manifest).failed)
+    const struct kv_manifest_stats manifest = kv_manifest_stats(store->manifest);
+    if (manifest.failed)
         return KV_FAIL(err, KV_INVALID, "the manifest refuses writes after a failed sync");
+    if (manifest.no_room) {
+        errno = ENOSPC;
+        return KV_FAIL_ERRNO(err, KV_IO, "the manifest writes nothing");
+    }
+    write->err = (struct kv_error){0};
+    write->status = KV_OK;
     const kv_status status = take_places(write, err);
     if (status != KV_OK && status != KV_MISS) return status;
     store->operations++;

@@ -72,6 +72,8 @@ static void made(struct kv_ssd_make *make)
     ssd->make_failed = make->status != KV_OK;
     if (make->status == KV_OK)
         kv_ssd_take_segment(ssd, make->number, make->fd, ssd->place.segment_bytes);
+    else if (make->err.sys_errno == ENOSPC || make->err.sys_errno == EDQUOT)
+        ssd->segments_allowed = ssd->segment_count; /* The file system is full after all. */
     else
         ssd->io_errors++;
     wake(ssd, make->status, &make->err);
@@ -94,12 +96,11 @@ static void give_back(struct kv_ssd *ssd, bool written)
     struct kv_ssd_segment *segment = &ssd->segments[zeroing->first / ssd->pages_per_segment];
     if (written) {
         segment->written_to = zeroing->first % ssd->pages_per_segment + zeroing->count;
-        ssd->written_free += zeroing->count;
         ssd->pages_ahead += zeroing->count;
     }
     zeroing->active = false;
     for (uint32_t i = 0; i < zeroing->count; i++)
-        kv_ssd_space_free(&ssd->space, zeroing->first + i);
+        kv_ssd_free(ssd, zeroing->first + i);
     wake(ssd, KV_OK, NULL);
 }
 
@@ -165,7 +166,7 @@ static bool find_run(struct kv_ssd *ssd, uint32_t most, uint32_t *ret_first, uin
     for (; ssd->zero_segment < ssd->segment_max && looks > 0; ssd->zero_segment++) {
         struct kv_ssd_segment *segment = &ssd->segments[ssd->zero_segment];
         const uint32_t base = ssd->zero_segment * ssd->pages_per_segment;
-        if (segment->fd < 0) continue;
+        if (segment->fd < 0 || kv_ssd_closed(ssd, base)) continue;
         while (segment->written_to < ssd->pages_per_segment && looks > 0 &&
                !is_free(ssd, base + segment->written_to)) {
             segment->written_to++;
@@ -222,7 +223,8 @@ void kv_ssd_tick(struct kv_ssd *ssd)
         zero_start(ssd);
         break;
     case KV_PREWRITE_SEGMENT:
-        ssd->make_failed |= !kv_ssd_make_another(ssd);
+        kv_ssd_look_for_room(ssd);
+        if (kv_ssd_may_add(ssd)) ssd->make_failed |= !kv_ssd_make_another(ssd);
         break;
     }
 }

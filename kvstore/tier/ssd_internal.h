@@ -43,7 +43,9 @@ struct kv_ssd {
     /* ssd_ahead.c */
     struct kv_ssd_make make;
     bool making;
-    bool make_failed; /* Until one that somebody waits for can be made. */
+    bool make_failed; /* Until one that somebody waits for can be made, or the next look. */
+    uint32_t segments_allowed; /* As things stood when last looked. */
+    uint64_t full_ns;          /* When kv_ssd_look() saw that there is no room; 0: it did not. */
     struct kv_ssd_zeroing zeroing;
     uint32_t zero_segment; /* No segment before it has pages to be written through. */
     uint32_t written_free; /* Free pages that were written through. */
@@ -75,6 +77,9 @@ static inline bool kv_ssd_is_read_only(const struct kv_ssd *ssd)
 void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes);
 /* The lowest number without a file. */
 uint32_t kv_ssd_next_number(const struct kv_ssd *ssd);
+/* What the file system leaves us now. */
+void kv_ssd_look_for_room(struct kv_ssd *ssd);
+/* As things stood when last looked. */
 bool kv_ssd_may_add(const struct kv_ssd *ssd);
 /* Of the page in its segment's file. */
 uint64_t kv_ssd_page_offset(const struct kv_ssd *ssd, uint32_t page);

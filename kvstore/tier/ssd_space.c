@@ -16,6 +16,28 @@
 #include <assert.h>
 #include <stdlib.h>
 
+/* Of what the segments could have: the manifest writes a log and tables anew beside them, 8 MiB
+ * each, before it deletes the old ones.  Of a very small file system it gets a quarter. */
+#define RESERVE_PART 16u
+#define RESERVE_MIN (24ull << 20)
+#define RESERVE_MIN_PART 4u
+#define RESERVE_MAX (1ull << 30)
+
+uint64_t kv_ssd_reserve(uint64_t total_bytes)
+{
+    const uint64_t least = KV_MIN(RESERVE_MIN, total_bytes / RESERVE_MIN_PART);
+    return KV_MIN(KV_MAX(total_bytes / RESERVE_PART, least), RESERVE_MAX);
+}
+
+uint32_t kv_ssd_segments_allowed(uint64_t bytes_max, uint64_t segment_bytes, uint32_t segment_count,
+                                 uint64_t room_bytes)
+{
+    const uint64_t configured = bytes_max / segment_bytes;
+    const uint64_t reserve = kv_ssd_reserve(segment_count * segment_bytes + room_bytes);
+    const uint64_t more = (room_bytes - KV_MIN(reserve, room_bytes)) / segment_bytes;
+    return (uint32_t)KV_MIN(configured, segment_count + more);
+}
+
 static bool bit_get(const uint64_t *bits, uint32_t page)
 {
     return bits[page / 64] >> (page % 64) & 1;
@@ -36,8 +58,9 @@ kv_status kv_ssd_space_init(struct kv_ssd_space *space, uint32_t page_max)
     const size_t words = (size_t)page_max / 64 + 1;
     *space = (struct kv_ssd_space){.page_max = page_max, .lowest = page_max};
     space->taken = malloc(words * sizeof(uint64_t));
+    space->idle = calloc(words, sizeof(uint64_t));
     space->present = calloc(words, sizeof(uint64_t));
-    if (space->taken == NULL || space->present == NULL) {
+    if (space->taken == NULL || space->present == NULL || space->idle == NULL) {
         kv_ssd_space_fini(space);
         return KV_NOMEM;
     }
@@ -49,6 +72,8 @@ void kv_ssd_space_fini(struct kv_ssd_space *space)
 {
     free(space->taken);
     free(space->present);
+    free(space->idle);
+    space->idle = NULL;
     free(space->bad);
     space->taken = NULL;
     space->present = NULL;
@@ -91,7 +116,7 @@ bool kv_ssd_space_used(const struct kv_ssd_space *space, uint32_t page)
 {
     if (page >= space->page_max) return false;
     return bit_get(space->present, page) && bit_get(space->taken, page) &&
-           !kv_ssd_space_quarantined(space, page);
+           !bit_get(space->idle, page) && !kv_ssd_space_quarantined(space, page);
 }
 
 /* First page >= `page` whose bit equals `want`; page_max when there is none. */
@@ -145,10 +170,72 @@ void kv_ssd_space_free(struct kv_ssd_space *space, uint32_t page)
     assert(bit_get(space->present, page));
     assert(bit_get(space->taken, page));
     if (kv_ssd_space_quarantined(space, page)) return;
+    assert(!bit_get(space->idle, page));
+    space->used_count--;
+    if (kv_ssd_space_closed(space, page)) {
+        bit_set(space->idle, page);
+        space->idle_count++;
+        return;
+    }
     bit_clear(space->taken, page);
     space->free_count++;
-    space->used_count--;
     space->lowest = KV_MIN(space->lowest, page);
+}
+
+uint32_t kv_ssd_space_count(const struct kv_ssd_space *space, uint32_t first, uint32_t count)
+{
+    uint32_t used = 0;
+    for (uint32_t page = first; page < first + count;) {
+        const uint32_t bits = KV_MIN(64 - page % 64, first + count - page);
+        const uint64_t mask = bits == 64 ? UINT64_MAX : ((1ull << bits) - 1) << (page % 64);
+        const uint64_t word = space->taken[page / 64] & space->present[page / 64] &
+                              ~space->idle[page / 64] &
+                              (space->bad == NULL ? UINT64_MAX : ~space->bad[page / 64]);
+        used += (uint32_t)__builtin_popcountll(word & mask);
+        page += bits;
+    }
+    return used;
+}
+
+bool kv_ssd_space_closed(const struct kv_ssd_space *space, uint32_t page)
+{
+    for (uint32_t i = 0; i < space->closed_count; i++) {
+        if (page >= space->closed[i].first &&
+            page - space->closed[i].first < space->closed[i].count)
+            return true;
+    }
+    return false;
+}
+
+void kv_ssd_space_close(struct kv_ssd_space *space, uint32_t first, uint32_t count)
+{
+    assert(space->closed_count < KV_SSD_CLOSED_MAX);
+    space->closed[space->closed_count].first = first;
+    space->closed[space->closed_count++].count = count;
+    for (uint32_t page = first; page < first + count; page++) {
+        assert(bit_get(space->present, page));
+        if (bit_get(space->taken, page)) continue;
+        bit_set(space->taken, page);
+        bit_set(space->idle, page);
+        space->free_count--;
+        space->idle_count++;
+    }
+}
+
+void kv_ssd_space_open(struct kv_ssd_space *space)
+{
+    for (uint32_t i = 0; i < space->closed_count; i++) {
+        const uint32_t first = space->closed[i].first;
+        for (uint32_t page = first; page < first + space->closed[i].count; page++) {
+            if (!bit_get(space->idle, page)) continue;
+            bit_clear(space->idle, page);
+            bit_clear(space->taken, page);
+            space->idle_count--;
+            space->free_count++;
+            space->lowest = KV_MIN(space->lowest, page);
+        }
+    }
+    space->closed_count = 0;
 }
 
 bool kv_ssd_space_quarantined(const struct kv_ssd_space *space, uint32_t page)
@@ -164,10 +251,14 @@ kv_status kv_ssd_space_quarantine(struct kv_ssd_space *space, uint32_t page)
     if (space->bad == NULL) return KV_NOMEM;
     bit_set(space->bad, page);
     if (!bit_get(space->present, page)) return KV_OK;
-    if (bit_get(space->taken, page))
+    if (bit_get(space->idle, page)) {
+        bit_clear(space->idle, page);
+        space->idle_count--;
+    } else if (bit_get(space->taken, page)) {
         space->used_count--;
-    else
+    } else {
         space->free_count--;
+    }
     bit_set(space->taken, page);
     space->bad_count++;
     return KV_OK;

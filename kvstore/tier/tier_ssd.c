@@ -1,9 +1,11 @@
 /*
  * Pages on SSD: space, page I/O and group commit over a few large files.
  *
- * Files are only ever added, the lowest missing number first, and never beyond bytes_max.  They are
- * made ahead of their use, in the background (ssd_ahead.c); failing to make one early is no error,
- * because nobody needs it yet.
+ * Files are only ever added, the lowest missing number first, and never beyond bytes_max or into
+ * the last part of the file system, which the manifest needs: a write of a page never meets a full
+ * disk, because its segment's blocks were reserved when it was made.  They are made ahead of their
+ * use, in the background (ssd_ahead.c); failing to make one early is no error, because nobody needs
+ * it yet.
  *
  * Group commit: one round of fdatasyncs over the segments written since the last round serves every
  * flush that waits.  A flush that comes during a round joins the next one, because the round may
@@ -28,6 +30,7 @@
 
 #define NAMES_BYTES_FIRST (64ull << 10)
 #define NAMES_BYTES_MAX (64ull << 20) /* More than a million segments. */
+#define LOOK_AGAIN_NS 1000000000ull
 
 /* ---- open and close ---- */
 
@@ -124,9 +127,45 @@ uint32_t kv_ssd_next_number(const struct kv_ssd *ssd)
     return number;
 }
 
+/* Where the file system does not say, bytes_max counts alone: a segment that cannot be made is
+ * found out when it is tried. */
+void kv_ssd_look_for_room(struct kv_ssd *ssd)
+{
+    const struct kv_disk_call call = {.verb = KV_DISK_ROOM, .fd = ssd->place.dir_fd};
+    const int64_t room = kv_disk_call(ssd->disk, &call);
+    ssd->segments_allowed =
+        kv_ssd_segments_allowed(ssd->bytes_max, ssd->place.segment_bytes, ssd->segment_count,
+                                room < 0 ? UINT64_MAX / 2 : (uint64_t)room);
+}
+
 bool kv_ssd_may_add(const struct kv_ssd *ssd)
 {
-    return (uint64_t)(ssd->segment_count + 1) * ssd->place.segment_bytes <= ssd->bytes_max;
+    return ssd->segment_count < ssd->segments_allowed;
+}
+
+static uint32_t segments_configured(const struct kv_ssd *ssd)
+{
+    return (uint32_t)(ssd->bytes_max / ssd->place.segment_bytes);
+}
+
+void kv_ssd_look(struct kv_ssd *ssd, uint64_t now_ns)
+{
+    if (!ssd->make_failed && ssd->segments_allowed >= segments_configured(ssd)) return;
+    if (ssd->full_ns == 0) ssd->full_ns = now_ns;
+    if (now_ns - ssd->full_ns < LOOK_AGAIN_NS) return;
+    ssd->full_ns = 0;
+    ssd->make_failed = false;
+    kv_ssd_look_for_room(ssd);
+}
+
+struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd)
+{
+    const uint32_t segments = KV_MAX(ssd->segments_allowed, ssd->segment_count);
+    const uint64_t pages =
+        KV_MIN((uint64_t)segments * ssd->pages_per_segment, (uint64_t)ssd->page_max);
+    return (struct kv_ssd_room){.used = kv_ssd_in_use(ssd),
+                                .limit = (uint32_t)(pages - KV_MIN(ssd->space.bad_count, pages)),
+                                .is_bounded = segments < segments_configured(ssd)};
 }
 
 /* At start, when nobody else waits for this thread. */
@@ -170,7 +209,10 @@ static kv_status files_open(struct kv_ssd *ssd, struct kv_error *err)
     if (status == KV_OK) status = segments_open(ssd, names, bytes, err);
     free(names);
     if (status != KV_OK) return status;
-    if (ssd->segment_count == 0) return first_add(ssd, err);
+    const bool is_new = ssd->segment_count == 0;
+    if (is_new) status = first_add(ssd, err);
+    if (status == KV_OK) kv_ssd_look_for_room(ssd);
+    if (status != KV_OK || is_new) return status;
     /* The process that made a file may have died before the name was durable. */
     if (kv_disk_call(ssd->disk, &sync_dir) < 0)
         return KV_FAIL_ERRNO(err, KV_IO, "sync directory '%s'", ssd->dir);
@@ -293,9 +335,11 @@ kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
     const uint32_t soon = ssd->zeroing.active ? ssd->zeroing.count : 0;
     if (ssd->making || ssd->space.free_count + soon >= count) return KV_MISS;
     /* Holes below found files can leave fewer pages than page_max says. */
+    if (kv_ssd_may_add(ssd)) kv_ssd_look_for_room(ssd);
     if (!kv_ssd_may_add(ssd))
-        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free",
-                       ssd->space.free_count);
+        return KV_FAIL(err, KV_BUSY, "the SSD tier is full: %" PRIu32 " pages free%s",
+                       ssd->space.free_count,
+                       kv_ssd_room(ssd).is_bounded ? ", and its file system has no room" : "");
     if (!kv_ssd_make_another(ssd)) return KV_FAIL(err, KV_NOMEM, "make another SSD segment");
     return KV_MISS;
 }
@@ -304,12 +348,68 @@ void kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
 {
     kv_ssd_space_free(&ssd->space, page);
     if (kv_ssd_space_quarantined(&ssd->space, page)) return;
-    ssd->written_free += kv_ssd_is_written(ssd, page);
+    if (!kv_ssd_closed(ssd, page)) ssd->written_free += kv_ssd_is_written(ssd, page);
+}
+
+/* ---- segments that are emptied ---- */
+
+uint32_t kv_ssd_segment_max(const struct kv_ssd *ssd)
+{
+    return ssd->segment_max;
+}
+
+struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t number)
+{
+    const uint32_t first = number * ssd->pages_per_segment;
+    assert(number < ssd->segment_max);
+    if (ssd->segments[number].fd < 0) return (struct kv_ssd_segment_use){0};
+    return (struct kv_ssd_segment_use){
+        .pages = ssd->pages_per_segment,
+        .used = kv_ssd_space_count(&ssd->space, first, ssd->pages_per_segment),
+        .is_filling =
+            ssd->space.lowest / ssd->pages_per_segment == number ||
+            (ssd->zeroing.active && ssd->zeroing.first / ssd->pages_per_segment == number),
+    };
+}
+
+/* Of the segment's free pages those that were written through. */
+static uint32_t written_free(const struct kv_ssd *ssd, uint32_t first)
+{
+    uint32_t count = 0;
+    for (uint32_t page = first; page < first + ssd->pages_per_segment; page++)
+        count += kv_ssd_is_written(ssd, page) && !kv_ssd_space_used(&ssd->space, page) &&
+                 !kv_ssd_space_quarantined(&ssd->space, page);
+    return count;
+}
+
+void kv_ssd_segment_close(struct kv_ssd *ssd, uint32_t number)
+{
+    const uint32_t first = number * ssd->pages_per_segment;
+    ssd->written_free -= written_free(ssd, first);
+    kv_ssd_space_close(&ssd->space, first, ssd->pages_per_segment);
+}
+
+void kv_ssd_segments_open(struct kv_ssd *ssd)
+{
+    for (uint32_t i = 0; i < ssd->space.closed_count; i++) {
+        const uint32_t first = ssd->space.closed[i].first;
+        ssd->written_free += written_free(ssd, first);
+        ssd->zero_segment = KV_MIN(ssd->zero_segment, first / ssd->pages_per_segment);
+    }
+    kv_ssd_space_open(&ssd->space);
+}
+
+bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page)
+{
+    return kv_ssd_space_closed(&ssd->space, page);
 }
 
 kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page)
 {
-    return kv_ssd_space_quarantine(&ssd->space, page);
+    const uint32_t free_before = ssd->space.free_count;
+    const kv_status status = kv_ssd_space_quarantine(&ssd->space, page);
+    if (ssd->space.free_count < free_before) ssd->written_free -= kv_ssd_is_written(ssd, page);
+    return status;
 }
 
 bool kv_ssd_quarantined(const struct kv_ssd *ssd, uint32_t page)
@@ -494,15 +594,24 @@ kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush)
     return KV_OK;
 }
 
+static uint64_t bytes_limit(const struct kv_ssd *ssd)
+{
+    const uint32_t segments = KV_MAX(ssd->segments_allowed, ssd->segment_count);
+    if (segments >= segments_configured(ssd)) return ssd->bytes_max;
+    return segments * ssd->place.segment_bytes;
+}
+
 struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
 {
     const bool read_only = kv_ssd_is_read_only(ssd);
     return (struct kv_ssd_usage){
         .bytes_max = ssd->bytes_max,
+        .bytes_limit = bytes_limit(ssd),
         .bytes_used = (uint64_t)kv_ssd_in_use(ssd) * ssd->place.page_bytes,
         .bytes_files = (uint64_t)ssd->segment_count * ssd->place.segment_bytes,
         .pages_free = ssd->space.free_count + ssd->space.used_count - kv_ssd_in_use(ssd),
         .pages_used = kv_ssd_in_use(ssd),
+        .pages_closed = ssd->space.idle_count,
         .pages_quarantined = ssd->space.bad_count,
         .pages_read = ssd->pages_read,
         .pages_written = ssd->pages_written,

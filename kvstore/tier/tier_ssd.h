@@ -53,8 +53,10 @@ kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
 /* Whether the page exists and is in use; a quarantined one is not. */
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page);
 
-/* All or nothing, preferably adjacent.  KV_BUSY: bytes_max reached; KV_INVALID: read-only after a
- * failed flush; KV_MISS: not yet, a segment is being made: kv_ssd_wait(); KV_NOMEM. */
+/* All or nothing, preferably adjacent.  KV_BUSY: there is no room, and what is freed makes some:
+ * bytes_max is reached, or the file system has nothing left for another segment; KV_INVALID:
+ * read-only after a failed flush; KV_MISS: not yet, a segment is being made: kv_ssd_wait();
+ * KV_NOMEM. */
 kv_status kv_ssd_alloc(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages,
                        struct kv_error *err) KV_MUST_CHECK;
 
@@ -75,6 +77,31 @@ void kv_ssd_tick(struct kv_ssd *ssd);
 void kv_ssd_rest(struct kv_ssd *ssd);
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
 
+/* In pages.  What the tier may hold follows from bytes_max, and from what its file system has left,
+ * which others use too: no segment is made that would take the last of it. */
+struct kv_ssd_room {
+    uint32_t used;
+    uint32_t limit;  /* Of used, as things stand. */
+    bool is_bounded; /* By the file system, not by bytes_max. */
+};
+struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd);
+/* Once a loop turn: looks again, a second after it was found full, whether the file system has room
+ * or a segment can be made.  now_ns: of a clock that always moves. */
+void kv_ssd_look(struct kv_ssd *ssd, uint64_t now_ns);
+
+/* ---- segments that are emptied ---- */
+
+/* Numbers that a segment may have: below this. */
+uint32_t kv_ssd_segment_max(const struct kv_ssd *ssd);
+struct kv_ssd_segment_use {
+    uint32_t pages, used; /* pages 0: there is no such file. */
+    bool is_filling;      /* The lowest one with free pages. */
+};
+struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t number);
+/* Nothing of the segment is given out before kv_ssd_segments_open(); at most KV_SSD_CLOSED_MAX. */
+void kv_ssd_segment_close(struct kv_ssd *ssd, uint32_t number);
+void kv_ssd_segments_open(struct kv_ssd *ssd);
+bool kv_ssd_closed(const struct kv_ssd *ssd, uint32_t page);
 /* The page's bytes were wrong: it is given to nobody any more, also where its segment file is made
  * later.  KV_MISS: beyond what the tier may hold; KV_NOMEM. */
 kv_status kv_ssd_quarantine(struct kv_ssd *ssd, uint32_t page) KV_MUST_CHECK;
@@ -109,10 +136,11 @@ kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_
 
 struct kv_ssd_usage {
     uint64_t bytes_max;   /* Configured. */
+    uint64_t bytes_limit; /* And what the file system allows of it now. */
     uint64_t bytes_used;  /* Allocated pages. */
     uint64_t bytes_files; /* Segment files on disk. */
-    /* Of the pages in these files; the three together are all of them. */
-    uint32_t pages_free, pages_used, pages_quarantined;
+    /* Of the pages in these files; the four together are all of them. */
+    uint32_t pages_free, pages_used, pages_closed, pages_quarantined;
     uint64_t pages_read, pages_written, flushes; /* flushes: fdatasync calls. */
     uint64_t io_errors;
     uint64_t pages_ahead;       /* Written through before they were needed, */

@@ -99,8 +99,11 @@ static void fill_flags(struct driver *driver, uint32_t round)
     ex_flag(flags, "--hbm.bytes=8MiB");
     ex_flag(flags, "--pool.bytes=2MiB");
     ex_flag(flags, "--ssd.bytes=64MiB");
-    ex_flag(flags, "--ssd.segment_bytes=1MiB");
+    ex_flag(flags, "--ssd.segment_bytes=256KiB");
     ex_flag(flags, "--index.ram=4MiB");
+    /* Compaction at every start and while writing: most of each segment is of rewritten pages. */
+    ex_flag(flags, "--ssd.compact_below=0.9");
+    ex_flag(flags, "--ssd.compact_rate=1GiB");
     const char *io = getenv("CACHED_TEST_IO"); /* Every round on this backend. */
     if (io == NULL) io = round % 4 == 3 ? "pool" : "auto";
     ex_flag(flags, "--io.backend=%s", io);

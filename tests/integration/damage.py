@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -112,6 +113,34 @@ def value(tensor, at, new, name=SINGLE):
         begin = json.loads(head)[tensor]["data_offsets"][0] + at
         return head, data[:begin] + new + data[begin + len(new):]
     return on_parts(name, edit)
+
+
+def widened(pattern):
+    """BF16 tensors whose name has this pattern are F32 with the same values."""
+    def edit(parsed, data):
+        pieces, at = [], 0
+        names = [name for name in parsed if name != "__metadata__"]
+        for name in sorted(names, key=lambda name: parsed[name]["data_offsets"][0]):
+            entry = parsed[name]
+            piece = data[slice(*entry["data_offsets"])]
+            if entry["dtype"] == "BF16" and re.search(pattern, name):
+                entry["dtype"] = "F32"
+                piece = b"".join(b"\0\0" + piece[i:i + 2] for i in range(0, len(piece), 2))
+            entry["data_offsets"] = [at, at + len(piece)]
+            at += len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+    return on_entries(SINGLE, edit)
+
+
+def finer(tensor):
+    """Values of an F32 tensor grow by a part that BF16 could not hold."""
+    def edit(head, data):
+        begin, end = json.loads(head)[tensor]["data_offsets"]
+        values = bytearray(data[begin:end])
+        values[1::4] = b"\x70" * (len(values) // 4)
+        return head, data[:begin] + bytes(values) + data[end:]
+    return on_parts(SINGLE, edit)
 
 
 def without(tensor):

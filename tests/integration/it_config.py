@@ -131,7 +131,7 @@ def order():
             ("server.token_file", daemon.token_file, "flag")):
         equal((items[key].value, items[key].origin), (value, origin), key)
         check(len(items[key].doc) > 10, f"{key} has its meaning")
-    equal(len(items), 26, "every setting is there")
+    equal(len(items), 28, "every setting is there")
     for _, _, token in d.TOKENS.values():
         check(all(token not in i.value for i in items.values()), "no token in it")
     daemon.stop()

@@ -7,17 +7,21 @@ must leave with code 7 and print what the table says.  The daemon, if it runs th
 refuse to start with the same words.  Then single flipped bytes of a header.
 """
 
+import json
 import os
 import random
 import re
 import shutil
+import signal
 import struct
+import subprocess
+import time
 
 import daemon as d
 import grpc
-from damage import (CONFIG, FIRST, IDS, INDEX, SECOND, SINGLE, added, config, copy_of, entries,
-                    header, ids, index, make, moved, put, read, removed, retag, text, value, verify, whole,
-                    without)
+from damage import (CACHECTL, CONFIG, FIRST, IDS, INDEX, SECOND, SINGLE, added, config, copy_of, entries,
+                    finer, header, ids, index, make, moved, put, read, removed, retag, split, text, value,
+                    verify, whole, widened, without)
 
 EMBED = '"embed.weight":{"dtype":"BF16","shape":[512,128],"data_offsets":[0,131072]}'
 NAN16, INF32 = b"\xc0\x7f", struct.pack("<f", float("inf"))
@@ -113,6 +117,19 @@ TABLE = [
      r"shape asks for 130048 bytes, data_offsets hold 131072"),
     ("other dtype of the same size", "tiny", entries(lambda h: retag(h, "layers.0.attn.wq_a.weight", dtype="I8")),
      r"tensor layers\.0\.attn\.wq_a\.weight: expected F8_E4M3 \[64,128\], found I8 \[64,128\]"),
+    ("a norm in F32", "plain", widened(r"^norm\.weight$"),
+     r"tensor norm\.weight: expected BF16 \[128\], found F32 \[128\]"),
+    ("a gate in bytes", "tiny", entries(lambda h: retag(
+        h, "layers.3.ffn.gate.weight", dtype="I8", shape=[8, 256])),
+     r"tensor layers\.3\.ffn\.gate\.weight: expected BF16 or F32 \[8,128\], found I8 \[8,256\]"),
+    ("a gate in F32 of another shape", "tiny", lambda p: (
+        widened(r"^layers\.3\.ffn\.gate\.weight$")(p),
+        entries(lambda h: retag(h, "layers.3.ffn.gate.weight", shape=[16, 64]))(p)),
+     r"tensor layers\.3\.ffn\.gate\.weight: expected BF16 or F32 \[8,128\], found F32 \[16,64\]"),
+    ("NaN in a gate in F32", "tiny", lambda p: (
+        widened(r"^layers\.3\.ffn\.gate\.weight$")(p),
+        value("layers.3.ffn.gate.weight", 516, struct.pack("<f", float("nan")))(p)),
+     r"tensor layers\.3\.ffn\.gate\.weight: value \[1,1\] is NaN or infinite"),
     # Offsets.
     ("offsets out of the file", "plain", header("[0,131072]", "[0,99999999999]"),
      r"tensor embed\.weight: data_offsets 0 to 99999999999, expected within"),
@@ -164,7 +181,7 @@ TABLE = [
     ("config with another head", "tiny", config('"head_dim": 64', '"head_dim": 96'),
      r"tensor layers\.0\.attn\.wq_b\.weight: expected F8_E4M3 \[384,64\], found F8_E4M3 \[256,64\]"),
     ("config with fewer experts", "tiny", config('"n_routed_experts": 8', '"n_routed_experts": 7'),
-     r"tensor layers\.0\.ffn\.gate\.weight: expected BF16 \[7,128\], found BF16 \[8,128\]"),
+     r"tensor layers\.0\.ffn\.gate\.weight: expected BF16 or F32 \[7,128\], found BF16 \[8,128\]"),
     ("config with another rank", "tiny", config('"dspark_markov_rank": 32', '"dspark_markov_rank": 64'),
      r"tensor mtp\.2\.markov_head\.embed\.weight: expected BF16 \[512,64\]"),
     ("context of 0", "plain", context("0"), CONTEXT + r"1 to 2147483648, found 0"),
@@ -244,6 +261,31 @@ TABLE = [
 ]
 
 
+def progress(directory):
+    """What verify says from two seconds on; it is stopped for so long in the middle of its work."""
+    lines = []
+    for pause in [0.05 * n for n in range(1, 9)]:
+        verifying = subprocess.Popen([CACHECTL, "model", "verify", directory], text=True,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(pause)
+        verifying.send_signal(signal.SIGSTOP)
+        time.sleep(2.2)
+        verifying.send_signal(signal.SIGCONT)
+        out, talk = verifying.communicate(timeout=60)
+        d.equal(verifying.returncode, 0, f"verify: {talk}")
+        d.check(out.startswith("OK small sha256:"), out)
+        lines = talk.splitlines()
+        if lines:
+            break
+    print(f"verify says: {lines}")
+    d.check(lines, "verify says how far it is")
+    for line in lines:
+        d.check(re.fullmatch(r"[\d.]+ [KM]iB of 23\d MiB read, [\d.]+ [KM]iB/s, \S+( \S+)* left", line), line)
+    quiet = subprocess.run([CACHECTL, "--quiet", "model", "verify", directory], capture_output=True,
+                           text=True, check=False)
+    d.equal((quiet.returncode, quiet.stderr), (0, ""), "--quiet")
+
+
 def test_good(models):
     for name, directory in models.items():
         got = verify(directory)
@@ -258,6 +300,7 @@ def test_good(models):
     d.check(verify(other).stdout != verify(again).stdout, "another seed is another model")
     small = make(os.path.join(d.scratch(), "small"), "--config", "small")
     d.equal(verify(small).returncode, 0, "small, with its 8166 compressed ids")
+    progress(small)
     shutil.rmtree(small)
     # What a text engine has no use for is not in its way.
     copy = copy_of(models["tiny"])
@@ -265,6 +308,49 @@ def test_good(models):
                    "mtp.1.embed.weight", "mtp.2.head.weight"):
         added(tensor)(copy)
     d.equal(verify(copy).returncode, 0, "vision tensors are passed over")
+
+
+EITHER = r"\.ffn\.gate\.weight$|\.engram\.[qk]_weight$"
+
+
+def dump_of(directory, *options):
+    """Tensors of a run of 70 tokens, by name."""
+    folder = d.scratch()
+    ids, out = os.path.join(folder, "ids"), os.path.join(folder, "out")
+    with open(ids, "wb") as f:
+        f.write(d.pack([3 + i * 37 % 500 for i in range(70)]))
+    done = subprocess.run([CACHECTL, "model", "run", directory, "--tokens", ids, "--dump", out,
+                           *options], capture_output=True, text=True, check=False)
+    d.equal(done.returncode, 0, f"run {options}: {done.stderr}")
+    head, data = split(out)
+    parsed = json.loads(head)
+    return {name: data[slice(*entry["data_offsets"])] for name, entry in parsed.items()
+            if name != "__metadata__"}
+
+
+def test_either(models):
+    """BF16 or F32 where the specification leaves it to the header: equal values, equal bits."""
+    wide = copy_of(models["tiny"], widened(EITHER))
+    dtypes = [entry["dtype"] for name, entry in json.loads(split(os.path.join(wide, SINGLE))[0]).items()
+              if re.search(EITHER, name)]
+    d.equal(dtypes, ["F32"] * (16 + 3 + 4), "gates of all layers and stages, q and k of two tables")
+    got = verify(wide)
+    d.equal(got.returncode, 0, f"verify: {got.stderr}")
+    d.check(got.stdout != verify(models["tiny"]).stdout, "other bytes, another digest")
+    for quant in ("on", "off"):
+        d.check(dump_of(wide, "--quant", quant) == dump_of(models["tiny"], "--quant", quant),
+                f"quant {quant}: the same values, the same bits")
+    # All of an F32 is read, also what BF16 has no room for, and the oracle agrees.
+    for tensor in ("layers.0.ffn.gate.weight", "layers.1.engram.q_weight"):
+        fine = copy_of(wide, finer(tensor))
+        before, after = dump_of(wide, "--quant", "off"), dump_of(fine, "--quant", "off")
+        changed = [name for name in before if before[name] != after[name]]
+        first = "stream." + tensor.split(".")[1]
+        d.check(first in changed, f"{tensor}: changed are {changed[:5]}")
+        oracle = subprocess.run(
+            ["/usr/bin/python3", os.path.join(d.SOURCE, "tests", "oracle", "compare"), "--config", fine,
+             "--lengths", "70", "--engine", CACHECTL], capture_output=True, text=True, check=False)
+        d.equal(oracle.returncode, 0, f"the oracle on {tensor}: {oracle.stdout} {oracle.stderr}")
 
 
 def test_table(models):
@@ -385,6 +471,7 @@ def main():
         "shards": make(os.path.join(root, "shards"), "--config", "tiny", "--shards", "3"),
     }
     test_good(models)
+    test_either(models)
     test_table(models)
     test_shrinks(models)
     test_flips(models)

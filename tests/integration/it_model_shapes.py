@@ -226,6 +226,9 @@ SHAPES = {
                             "candidate_block_size": 1},
     "top 65, blocks of 64": {"index_topk": 65, "candidate_topk_blocks": 2,
                              "candidate_block_size": 64},
+    "top 25, blocks of 12": {"index_topk": 25, "candidate_topk_blocks": 3,
+                             "candidate_block_size": 12},
+    "top 16, blocks of 24": {"candidate_block_size": 24},
     "5 index heads of 96": {"index_n_heads": 5, "index_head_dim": 96},
     # Experts, widths and the vocabulary.
     "one expert": {"n_routed_experts": 1, "num_experts_per_tok": 1},
@@ -282,6 +285,18 @@ def odd_shapes():
     print(f"{len(SHAPES)} odd shapes")
 
 
+@case
+def blocks_of_12():
+    """More entries than are scored at once, where a block would not end with them: the oracle's choice."""
+    directory, said = make(tiny(candidate_block_size=12, candidate_topk_blocks=4))
+    d.equal(said, None, "a model with candidate blocks of 12")
+    done = tool("/usr/bin/python3", os.path.join(d.SOURCE, "tests", "oracle", "compare"), "--config",
+                directory, "--lengths", "17,540", "--quant", "off", "--engine", CACHECTL)
+    d.equal(done.returncode, 0, f"the oracle: {done.stdout} {done.stderr}")
+    compared = re.search(r"^candidates, off +(\d+) +0 ", done.stdout, re.M)
+    d.check(compared and int(compared.group(1)) >= 540 - 48, f"candidates compared: {done.stdout}")
+
+
 BROKEN = [
     ({"num_hidden_layers": 17}, r"compress_ratios must have 20 entries, found 19"),
     ({"num_hidden_layers": 65}, r"num_hidden_layers must be 2 to 64, found 65"),
@@ -303,7 +318,10 @@ BROKEN = [
     ({"qk_rope_head_dim": 34}, r"qk_rope_head_dim exceeds head_dim or index_head_dim"),
     ({"sliding_window": 0}, r"sliding_window must be 1 to 4096, found 0"),
     ({"index_topk": 26}, r"must reach index_topk"),
-    ({"candidate_block_size": 24}, r"candidate_block_size must divide 64"),
+    ({"candidate_block_size": 65}, r"candidate_block_size must be 1 to 64, found 65"),
+    ({"candidate_block_size": 0}, r"candidate_block_size must be 1 to 64, found 0"),
+    ({"vocab_size": 129280, "engram_compressed_vocab_size": 99091},
+     r"engram_compressed_vocab_size must be 99092 with a vocab_size of 129280, found 99091"),
     ({"num_experts_per_tok": 9}, r"num_experts_per_tok exceeds n_routed_experts"),
     ({"hidden_size": 48}, r"hidden_size must be a multiple of 32, found 48"),
     ({"vocab_size": 15}, r"vocab_size must be 16 to 1048576, found 15"),

@@ -77,12 +77,15 @@ def fill(alice, reason, prompts):
 
 @case("SSD_FULL")
 def ssd_full(_):
+    """Nothing that could go makes room for a save larger than the tier."""
     small = d.Daemon({"ssd.bytes": "1MiB", "ssd.segment_bytes": "1MiB"}).start()
     alice = small.client().session
-    for i in range(64):
-        alice.OpenSession(pb.OpenSessionRequest(session_id=f"s{i}"))
+    for name in ("small", "large"):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=name))
     name = fill(alice, "SSD_FULL", (
-        prefill(session_id=f"s{i}", tokens=pack([i] * 2000)) for i in range(64))) or "s0"
+        prefill(session_id=name, tokens=pack([7] * count))
+        for name, count in (("small", 2000), ("large", 9000)))) or "small"
+    equal(name, "large", "which one is refused")
     list(alice.Decode(decode(session_id=name, no_checkpoint=True)))
     fails(alice.Checkpoint, pb.CheckpointRequest(session_id=name), code="RESOURCE_EXHAUSTED",
           reason="SSD_FULL")

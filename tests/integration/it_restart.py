@@ -23,7 +23,7 @@ from state_files import State, resealed_record, sealed
 from talk import MISS, REPLAY, Box, Talk, case, even, resumed, rng, run_cases, tokens
 
 KVDUMP = os.path.join(BUILD, "tools", "kvdump")
-FLAGS = {"ssd.segment_bytes": "256KiB"}
+FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.compact_below": "0"}
 HOUR_MS = 3600000
 
 

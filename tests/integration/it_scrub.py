@@ -15,9 +15,9 @@ from cli import Tool, token_file
 from daemon import admin_pb, check, equal, expect, failure, pb, scratch
 from state_files import State, kvdump
 from talk import (
-    PAGE, REPLAY, Box, Talk, case, even, flip, patiently, resumed, rng, run_cases, tokens)
+    MISS, PAGE, REPLAY, Box, Talk, case, even, find_pages, flip, patiently, resumed, rng, run_cases, tokens)
 
-FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.bytes": "8MiB"}
+FLAGS = {"ssd.segment_bytes": "256KiB", "ssd.bytes": "8MiB", "ssd.compact_below": "0"}
 STATUS, START, STOP = (admin_pb.SCRUB_ACTION_STATUS, admin_pb.SCRUB_ACTION_START,
                        admin_pb.SCRUB_ACTION_STOP)
 
@@ -175,13 +175,14 @@ def one_pass_finds_every_flip():
 
 
 def fill(box):
-    """Saves until the tier is full."""
+    """Saves until older ones have to make room."""
     client = box.client()
     for i in range(200):
         talk = Talk(client, f"fill{i}")
-        if patiently(talk.prefill, tokens(900), level=pb.LEVEL_SSD).save_reason:
-            return
+        equal(patiently(talk.prefill, tokens(900), level=pb.LEVEL_SSD).save_reason, "", "saved")
         talk.close()
+        if box.counter("cached_evictions_total", 'tier="ssd",cause="capacity"') > 20:
+            return
     check(False, "the tier is never full")
 
 
@@ -304,6 +305,43 @@ def sessions_in_use_wait():
     check(box.is_up(), "the daemon is up")
     box.no_wrong_bytes()
     box.stop()
+
+
+@case
+def a_page_that_a_live_session_holds():
+    """Its checkpoints go; the rows in memory are good, and the next save writes them elsewhere."""
+    for crash in (True, False):
+        box = Box("synthetic", FLAGS).start()
+        box.page_bytes = box.stats().page_bytes
+        prompt = tokens(500)
+        talk = Talk(box.client(), "live")
+        patiently(talk.prefill, prompt, level=pb.LEVEL_SSD)
+        turn = prompt
+        (path, offset), = find_pages(box, prompt[PAGE:2 * PAGE])
+        flip(path, offset + 5000)
+        got = whole_pass(box)
+        equal((got.damaged, got.quarantined_pages, got.checkpoints_dropped), (1, 1, 1), "found")
+        equal(len(talk.get().checkpoints), 0, "what needs it is gone")
+        if crash:
+            box.crash()
+        else:
+            turn = prompt + tokens(9)
+            more = patiently(talk.prefill, turn, level=pb.LEVEL_SSD)
+            check(more.hit_tokens >= len(prompt) - 1, "the live session has its rows in memory")
+            equal(more.save_reason, "", "and saves them again")
+            box.restart()
+        equal(scrub(box).quarantined_pages, 1, "after a restart")
+        places_add_up(box, f"crash {crash}")
+        got = patiently(Talk(box.client(), "live").prefill, turn + tokens(20))
+        equal(got.weakened, 0, "no turn meets it any more")
+        resumed(got, MISS if crash else REPLAY, 0 if crash else even(len(turn)),
+                f"crash {crash}: what was acknowledged is there")
+        equal((box.counter("cached_checksum_failures_total", 'tier="ssd",where="read"'),
+               whole_pass(box).damaged), (0, 0), "nor does a scrub")
+        box.no_wrong_bytes()
+        box.stop()
+        code, out, _ = kvdump("verify", box.state)
+        equal(code, 0, f"kvdump verify: {out}")
 
 
 @case

@@ -1,11 +1,14 @@
-"""Many callers and one engine: who waits for whom, and what happens when the model goes away."""
+"""Many callers, one engine and one model: who waits for whom, what bad calls change for others, what
+two daemons share, and what happens when the model goes away."""
 
 import os
+import re
 import shutil
 import threading
 import time
 
-from daemon import check, equal, expect, scratch
+from cli import Tool, token_file
+from daemon import check, equal, expect, pack, pb, scratch
 from talk import MISS, Box, Talk, case, model_dir, resumed, run_cases, tokens
 
 CHUNK = 64
@@ -90,6 +93,98 @@ def a_model_file_that_is_written_to_ends_calls_until_the_next_start():
     box.stop()
     box.start()  # Another model by its bytes: what the first one computed is not used.
     resumed(Talk(box.client(), "s").prefill(prompt + tokens(80)), MISS, 0, "after the restart")
+    box.stop()
+
+
+def mapped(box, name):
+    """Kilobytes of the mappings of a file, by the words of smaps."""
+    sums, ours = {}, False
+    with open(f"/proc/{box.process.pid}/smaps", encoding="utf-8", errors="replace") as f:
+        for line in f:
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                ours = line.rstrip().endswith("/" + name)
+            elif ours and line.split()[-1] == "kB":
+                word, count, _ = line.split()
+                sums[word[:-1]] = sums.get(word[:-1], 0) + int(count)
+    return sums
+
+
+@case
+def two_daemons_have_the_weights_once():
+    boxes = [Box("cpu").start() for _ in range(2)]
+    for box in boxes:
+        Talk(box.client(), "s").prefill(tokens(300))
+    size = os.path.getsize(os.path.join(model_dir(), "model.safetensors")) // 1024
+    for box in boxes:
+        found = mapped(box, "model.safetensors")
+        print(found)
+        check(found.get("Rss", 0) >= size, f"all of its {size} kB are resident: {found}")
+        equal(found["Private_Clean"] + found["Private_Dirty"] + found["Anonymous"], 0,
+              f"kB that this daemon has for itself: {found}")
+        check(found["Pss"] <= 0.51 * found["Rss"], f"each has half of it: {found}")
+    for box in boxes:
+        box.stop()
+
+
+@case
+def status_and_doctor_name_the_instructions():
+    """Those that engine.isa asked for, also where the machine could do better."""
+    box = Box("cpu", {"engine.isa": "portable"}).start()
+    ops = Tool("unix:" + box.socket, token_file(box.directory, "ops"))
+    words = "cpu, instructions portable, kernels fp32"
+    status = ops.code(0, "status").stdout
+    check(re.search(rf"^backend +{words}$", status, re.M), status)
+    check(re.search(r"^model .* 132\.5 B/token$", status, re.M), status)
+    equal({c["name"]: c["found"] for c in ops.json("doctor", "--json")["checks"]}["backend"], words,
+          "doctor")
+    equal(ops.json("status", "--json")["daemon"]["isa"], "portable", "status --json")
+    box.stop()
+
+
+def bad_calls(call, until):
+    """How many were refused until then, 400 at most: each kind of them in turn."""
+    call.OpenSession(pb.OpenSessionRequest(session_id="bad"))
+    call.Prefill(pb.PrefillRequest(session_id="bad", tokens=pack(range(3, 40))))
+    wide, long, longer = pack([5, 512]), pack([7] * 300000), pack([7] * ((1 << 20) + 1))
+    count = 0
+    while not until.is_set() and count < 400:
+        expect(call.Prefill, pb.PrefillRequest(session_id="bad", tokens=wide),
+               code="INVALID_ARGUMENT", reason="TOKEN_OUT_OF_VOCAB")
+        expect(call.Prefill, pb.PrefillRequest(session_id="bad", tokens=b""),
+               code="INVALID_ARGUMENT", reason="TOKENS_EMPTY")
+        expect(call.Prefill, pb.PrefillRequest(session_id="bad", tokens=longer),
+               code="OUT_OF_RANGE", reason="PROMPT_TOO_LONG")
+        expect(call.Prefill, pb.PrefillRequest(session_id="bad", tokens=long),
+               code="RESOURCE_EXHAUSTED", reason="HBM_FULL")
+        count += 4
+    return count
+
+
+def answers(talk, prompt):
+    talk.prefill(prompt)
+    return [talk.decode(300, temperature=0.7, seed=seed).bits for seed in range(3)]
+
+
+@case
+def bad_calls_change_nothing_for_others():
+    """Answers while another user's calls are refused: token by token and bit by bit as alone."""
+    prompt, refused, done = tokens(150), [], threading.Event()
+    box = Box("cpu").start()
+    alone = answers(Talk(box.client(), "s"), prompt)
+    box.stop()
+    box = Box("cpu").start()
+    call = box.client("bob").session
+    thread = threading.Thread(target=lambda: refused.append(bad_calls(call, done)))
+    talk = Talk(box.client(), "s")
+    thread.start()
+    try:
+        beside = answers(talk, prompt)
+    finally:
+        done.set()
+        thread.join()
+    print(f"{refused} calls were refused beside 3 answers of 300 tokens")
+    check(refused and refused[0] >= 100, f"calls refused meanwhile: {refused}")
+    check(alone == beside, "the answers are the same")
     box.stop()
 
 

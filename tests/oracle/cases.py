@@ -35,10 +35,11 @@ def prompt(cfg, n, rng, image):
     return ids
 
 
-def prompts(cfg, count, seed, images=True):
+def prompts(cfg, count, seed, images=True, given=None):
+    """`given`: prompts of these lengths instead of `count`."""
     rng = np.random.default_rng([seed, 4100])
     return [prompt(cfg, n, rng, images and i % 4 == 3)
-            for i, n in enumerate(lengths(cfg, count, rng))]
+            for i, n in enumerate(given or lengths(cfg, count, rng))]
 
 
 def resume_points(cfg, n):

@@ -167,9 +167,12 @@ void check_store(struct check *check, const struct work *work, struct kv_disk *d
     const uint64_t used = kv_ssd_usage(world.store->ssd).bytes_used / world.layout.page_bytes;
     uint32_t astray = 0;
     const uint32_t records = world_page_records(&world, &astray);
-    if (used != records || astray > 0)
-        note(check, &check->uneven, "%llu pages in use, %u recorded, %u of them elsewhere",
-             (unsigned long long)used, records, astray);
+    /* Places found damaged just now are out of use; nobody dropped what needs them. */
+    const uint64_t out = world.store->counters.quarantined;
+    if (used + out != records || astray > 0)
+        note(check, &check->uneven,
+             "%llu pages in use, %llu out of use, %u recorded, %u of them elsewhere",
+             (unsigned long long)used, (unsigned long long)out, records, astray);
     if (world.store->recovery.scan_why != NULL && !lying && !check->may_read_trees)
         note(check, &check->uneven, "all trees had to be read: %s", world.store->recovery.scan_why);
     world_close(&world);

@@ -24,6 +24,7 @@
 #define NAME_BYTES_MAX 64u
 #define FD_FIRST 100 /* So that one is not taken for the process's own. */
 #define SECTOR_BYTES 512u
+#define ROOM_BYTES (1ll << 50)
 
 struct file {
     char name[NAME_BYTES_MAX];
@@ -197,6 +198,8 @@ static int64_t dir_call(struct mem_disk *mem, const struct kv_disk_call *call)
     switch (call->verb) {
     case KV_DISK_SYNC_DIR:
         return 0;
+    case KV_DISK_ROOM:
+        return ROOM_BYTES;
     case KV_DISK_LIST:
         return list(mem, handle->index, call);
     case KV_DISK_OPEN:
@@ -228,6 +231,7 @@ static int64_t mem_call(struct kv_disk *disk, const struct kv_disk_call *call)
     case KV_DISK_CREATE:
     case KV_DISK_UNLINK:
     case KV_DISK_RENAME:
+    case KV_DISK_ROOM:
         return dir_call(mem, call);
     default:
         return file_call(mem, call);

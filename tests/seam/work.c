@@ -13,6 +13,7 @@
 #include "tests/seam/plant.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -332,6 +333,42 @@ static void drop_start(struct work *work, uint32_t s, struct kv_session *session
     kv_batch_post(must(kv_batch_create(store)), drop_recorded, drop);
 }
 
+/* ---- moves ---- */
+
+struct move {
+    struct work *work;
+    uint32_t session;
+};
+
+static void move_done(void *context, uint32_t moved, kv_status status)
+{
+    struct move *move = context;
+    (void)status; /* One that failed left everything where it was. */
+    move->work->moves += moved;
+    move->work->sessions[move->session].busy--;
+    free(move);
+}
+
+/* Some pages of the path, as compaction does. */
+static void move_start(struct work *work, uint32_t s, const struct kv_node *head)
+{
+    struct kv_index *index = work->world.store->index;
+    uint32_t path[CONTENT_PAGES_MAX], pages[CONTENT_PAGES_MAX], count = 0;
+    const uint32_t all = kv_pages_for(head->tokens);
+    kv_index_path_pages(head, head->tokens, path);
+    for (uint32_t k = 0; k < all; k++) {
+        if (kv_index_page(index, path[k])->durable && ex_random_percent(&work->random, 60))
+            pages[count++] = path[k];
+    }
+    if (count == 0) return;
+    struct move *move = must(malloc(sizeof(*move)));
+    *move = (struct move){.work = work, .session = s};
+    work->sessions[s].busy++;
+    if (kv_store_move_start(work->world.store, pages, count, move_done, move) == KV_OK) return;
+    work->sessions[s].busy--; /* All slots are pinned by others. */
+    free(move);
+}
+
 /* ---- script ---- */
 
 static bool is_used(const struct work *work, uint32_t s, uint32_t tokens)
@@ -357,6 +394,8 @@ static void step(struct work *work)
         drop_start(work, s, session, head);
     } else if (head != NULL && (what < 36 || tokens > CONTENT_TOKENS_MAX)) {
         drop_start(work, s, session, session->roots);
+    } else if (head != NULL && what < 48) {
+        move_start(work, s, head);
     } else if (!is_used(work, s, tokens)) {
         save_start(work, s, session, tokens);
     }
@@ -392,14 +431,21 @@ static void finish(struct work *work)
     struct world *world = &work->world;
     work->stuck |= !world_settle(world);
     if (work->stuck) return;
-    const struct kv_ssd_usage usage = kv_ssd_usage(world->store->ssd);
-    const uint64_t used = usage.bytes_used / world->layout.page_bytes;
+    char why[SPACE_WHY_BYTES];
     uint32_t astray = 0;
-    const uint32_t records = world_page_records(world, &astray);
+    (void)world_page_records(world, &astray);
     /* After a failed record its pages may turn up at the next start and stay taken. */
     const bool failed = kv_manifest_stats(world->manifest).failed;
-    work->uneven |= failed ? used < records : used != records || astray > 0;
-    work->read_only |= usage.read_only;
+    bool even = space_is_even(world, failed, why);
+    if (even && !failed && astray > 0) {
+        even = false;
+        (void)snprintf(why, sizeof(why), "places that segment records have otherwise: %u", astray);
+    }
+    if (!even && !work->uneven) {
+        work->uneven = true;
+        memcpy(work->uneven_why, why, sizeof(why));
+    }
+    work->read_only |= kv_ssd_usage(world->store->ssd).read_only;
     world_close(world);
 }
 

@@ -10,6 +10,7 @@
 #include "tests/seam/content.h"
 #include "tests/seam/faulty.h"
 #include "tests/seam/record.h"
+#include "tests/seam/space.h"
 #include "tests/seam/world.h"
 
 #define WORK_POINTS_MAX 1024u
@@ -47,13 +48,14 @@ struct work {
     struct work_session sessions[CONTENT_SESSIONS];
     struct work_point points[WORK_POINTS_MAX];
     uint32_t point_count;
-    uint64_t saves, saves_failed, restores, pages_missed, drops;
-    uint64_t damaged, wrong; /* Pages given back that are not what was saved. */
-    kv_status open_status;   /* Of the last start. */
-    bool read_only;          /* The tier was, before a restart or at the end. */
-    uint64_t restarted;      /* Tick. */
-    bool stuck;              /* Something never ended. */
-    bool uneven;             /* Space in use was not what records say. */
+    uint64_t saves, saves_failed, restores, pages_missed, drops, moves;
+    uint64_t damaged, wrong;          /* Pages given back that are not what was saved. */
+    kv_status open_status;            /* Of the last start. */
+    bool read_only;                   /* The tier was, before a restart or at the end. */
+    uint64_t restarted;               /* Tick. */
+    bool stuck;                       /* Something never ended. */
+    bool uneven;                      /* Space was not what records say, */
+    char uneven_why[SPACE_WHY_BYTES]; /* the first time. */
 };
 
 /* Runs all of it, and leaves the store closed. */

@@ -8,6 +8,7 @@
  * tests/oracle/README; what is counted is printed.
  */
 
+#include "engine/backend/backend.h"
 #include "engine/model/quant.h"
 #include "engine/probe.h"
 #include "tests/unit/oracle_fixture.h"
@@ -30,8 +31,10 @@ enum { PLANT_LAYER = 5 };
 #define UPDATE_BOUND 2.3e-3
 #define FP32_BOUND 1e-4
 #define LOGITS_BOUND 1e-3
-/* Without rounding only the order of sums is left. */
+/* Without rounding only the order of sums is left; drafts are three layers of them. */
 #define OFF_BOUND 1e-5
+#define DRAFTS_OFF_BOUND 1e-4
+#define DRAFTS_OPEN_BOUND 0.05
 
 struct count {
     uint64_t compared, differing;
@@ -42,10 +45,12 @@ struct judge {
     const struct fixture *fixture;
     uint32_t tokens;
     bool quant_off;                          /* Nothing is rounded: streams and rows are fp32. */
+    bool family_fp32;                        /* Kernels, as in eng_model_family(). */
     bool plant;                              /* A pre-mix is wrong on its way into one layer. */
     float before[LAYERS][TOKENS_MAX][WIDTH]; /* As the layer read them. */
     struct count updates, premix, lists, candidates, experts, weights, engram, windows, logits;
     struct count rows, keys, far; /* far: positions beyond UPDATE_BOUND. */
+    struct count tails, draft_windows, drafts, draft_logits;
 };
 
 static double update_bound(const struct judge *judge)
@@ -240,10 +245,10 @@ static void window_row(void *context, const struct eng_probe_rows *rows, const u
 {
     struct judge *judge = context;
     char name[32];
-    if (rows->layer >= LAYERS) return;
+    struct count *count = rows->layer < LAYERS ? &judge->windows : &judge->draft_windows;
     (void)snprintf(name, sizeof(name), "win.%u", rows->layer);
     const int64_t at = fixture_row_of(judge->fixture, name, rows->first);
-    if (at >= 0) count_row(judge, &judge->windows, name, row, (size_t)at);
+    if (at >= 0) count_row(judge, count, name, row, (size_t)at);
 }
 
 static void logits(void *context, const struct eng_probe_rows *rows, const float *values)
@@ -262,6 +267,95 @@ static void logits(void *context, const struct eng_probe_rows *rows, const float
         judge->logits.compared++;
         judge->logits.worst = fmax(judge->logits.worst, off / largest);
     }
+}
+
+/* What an odd prompt leaves half of a pair, as fp32. */
+static void compare_tails(struct judge *judge, const struct rig *rig)
+{
+    const struct eng_model *model = rig->model;
+    uint8_t tails[4096];
+    char name[32];
+
+    EXPECT(judge->tokens % 2 == 1 && model->tails_bytes <= sizeof(tails));
+    model->ops->tails_read(rig->session, judge->tokens - 1, tails);
+    for (uint32_t s = 0; s < rig->layout->source_count; s++) {
+        const struct kv_source *source = &rig->layout->sources[s];
+        double largest = 0, off = 0;
+        if (source->tail_bytes == 0) continue;
+        (void)snprintf(name, sizeof(name), "tail.%u", source->layer);
+        const struct fixture_tensor tensor = fixture_take(judge->fixture, name, "F32");
+        EXPECT_EQ_U64(tensor.rows * tensor.width * 4, source->tail_bytes);
+        for (size_t i = 0; i < source->tail_bytes / 4; i++) {
+            const uint8_t *mine = tails + eng_tail_offset(model, s) + 4 * i;
+            const double want = (double)fixture_f32(&tensor, i);
+            largest = fmax(largest, fabs(want));
+            off = fmax(off, fabs((double)eng_float_of(kv_load32(mine)) - want));
+        }
+        judge->tails.compared++;
+        judge->tails.differing += off > (judge->quant_off ? OFF_BOUND : FP32_BOUND) * largest;
+        judge->tails.worst = fmax(judge->tails.worst, off / largest);
+    }
+}
+
+/* Kernels of another family than the fixture was tried with may round one activation of three
+ * layers the other way, which is legal; nothing feeds the oracle's inputs to the stages in between.
+ */
+static bool drafts_are_open(const struct judge *judge)
+{
+    return !judge->quant_off && !judge->family_fp32;
+}
+
+static double drafts_bound(const struct judge *judge)
+{
+    if (judge->quant_off) return DRAFTS_OFF_BOUND;
+    return drafts_are_open(judge) ? DRAFTS_OPEN_BOUND : LOGITS_BOUND;
+}
+
+static void count_drafts(struct judge *judge, const struct fixture_tensor *want, size_t row,
+                         const float *mine)
+{
+    double largest = 0, off = 0;
+    for (size_t k = 0; k < want->width; k++) {
+        const double value = (double)fixture_f32(want, row * want->width + k);
+        largest = fmax(largest, fabs(value));
+        off = fmax(off, fabs((double)mine[k] - value));
+    }
+    judge->draft_logits.compared++;
+    judge->draft_logits.differing += off > drafts_bound(judge) * largest;
+    judge->draft_logits.worst = fmax(judge->draft_logits.worst, off / largest);
+}
+
+/* One draft a call. */
+static void drafts(void *context, const struct eng_probe_rows *rows, const uint32_t *tokens,
+                   const float *logits, const float *confidence)
+{
+    struct judge *judge = context;
+    const struct fixture_tensor want = fixture_take(judge->fixture, "draft.logits", "F32");
+    const struct fixture_tensor sure = fixture_take(judge->fixture, "draft.confidence", "F32");
+    const uint32_t row = rows->first - judge->tokens - 1;
+
+    EXPECT(rows->count == 1 && row < want.rows && want.width == VOCAB);
+    judge->drafts.compared++;
+    judge->drafts.differing +=
+        tokens[0] != kv_load32(fixture_take(judge->fixture, "draft", "I32").data + 4 * row);
+    count_drafts(judge, &want, row, logits);
+    count_drafts(judge, &sure, row, confidence);
+}
+
+static void compare_drafts(struct judge *judge, const struct rig *rig)
+{
+    const struct fixture_tensor want = fixture_take(judge->fixture, "draft", "I32");
+    const struct fixture_tensor first = fixture_take(judge->fixture, "draft.token", "I32");
+    uint32_t mine[16];
+
+    EXPECT(want.rows <= KV_ARRAY_COUNT(mine));
+    eng_draft(rig->model,
+              &(struct eng_draft_item){.session = rig->session,
+                                       .first = kv_load32(first.data),
+                                       .max = (uint32_t)want.rows,
+                                       .tokens = mine},
+              1);
+    EXPECT_EQ_U64(judge->drafts.compared, want.rows);
 }
 
 static void compare_rows(struct judge *judge, const struct rig *rig)
@@ -312,6 +406,10 @@ static void report_all(const struct judge *judge)
     report("windows", &judge->windows, codes_allowed(&judge->windows));
     report("main rows", &judge->rows, codes_allowed(&judge->rows));
     report("index keys", &judge->keys, codes_allowed(&judge->keys));
+    report("tails", &judge->tails, 0);
+    report("draft rows", &judge->draft_windows, codes_allowed(&judge->draft_windows));
+    report("drafts", &judge->drafts, drafts_are_open(judge) ? judge->drafts.compared : 0);
+    report("draft logits", &judge->draft_logits, 0);
     report("logits", &judge->logits, 0);
     EXPECT(judge->updates.worst <= (judge->quant_off ? OFF_BOUND : 0.1));
     EXPECT(judge->weights.worst < 1e-3);
@@ -362,6 +460,7 @@ static void run(const char *dir, const struct trial *trial)
     *judge =
         (struct judge){.fixture = &fixture, .quant_off = trial->quant_off, .plant = trial->plant};
     EXPECT(eng_model_open(&options, &model, &err) == KV_OK);
+    judge->family_fp32 = strcmp(eng_model_family(model), "fp32") == 0;
     rig_init(&rig, model);
     const struct eng_probe probe = {.context = judge,
                                     .all_logits = true,
@@ -372,10 +471,13 @@ static void run(const char *dir, const struct trial *trial)
                                     .experts = experts,
                                     .engram = engram,
                                     .window_row = window_row,
-                                    .logits = logits};
+                                    .logits = logits,
+                                    .draft = drafts};
     eng_model_set_probe(model, &probe);
     compute(judge, &rig);
     compare_rows(judge, &rig);
+    compare_tails(judge, &rig);
+    compare_drafts(judge, &rig);
     (void)printf("%s, %s:\n", trial->fixture, eng_model_isa(model));
     if (trial->plant) {
         (void)printf("  a planted error: %llu updates beyond the bound\n",

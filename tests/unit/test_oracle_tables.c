@@ -3,8 +3,13 @@
  * against tables of the oracle (tests/oracle/fixtures.py).
  */
 
+#include "engine/backend/cpu.h"
+#include "engine/backend/kernels/compute.h"
+#include "engine/backend/kernels/elementwise.h"
+#include "engine/backend/kernels/gemm.h"
 #include "engine/model/engram.h"
 #include "engine/model/quant.h"
+#include "engine/model/weights.h"
 #include "tests/unit/oracle_fixture.h"
 
 typedef void (*row_encode)(const float *values, size_t count, uint8_t *row);
@@ -106,6 +111,69 @@ static void test_quantizers(void)
     fixture_close_file(&fixture);
 }
 
+/* Activations: `rows` as a window row has them, decoded, are what a product is given of `values`.
+ */
+static void compare_activations(const struct fixture *fixture, const char *in, const char *out,
+                                const struct eng_kernel_set *set)
+{
+    const struct fixture_tensor values = fixture_take(fixture, in, "BF16");
+    const struct fixture_tensor rows = fixture_take(fixture, out, "U8");
+    const size_t bytes = eng_packed_bytes(1, (uint32_t)values.width);
+    uint8_t *mine = aligned_alloc(64, bytes), *theirs = aligned_alloc(64, bytes);
+    float before[512], want[512], after[512];
+
+    EXPECT(mine != NULL && theirs != NULL && values.width <= KV_ARRAY_COUNT(before));
+    for (size_t i = 0; i < values.rows; i++) {
+        for (size_t k = 0; k < values.width; k++)
+            before[k] = fixture_bf16(&values, i * values.width + k);
+        eng_window_row_decode(rows.data + i * rows.width, values.width, want);
+        set->elementwise->quantize(before, values.width, after);
+        count_bytes((const uint8_t *)after, (const uint8_t *)want, 4 * values.width);
+        struct eng_pack_args pack = {.x = before,
+                                     .x_stride = values.width,
+                                     .rows = 1,
+                                     .k = (uint32_t)values.width,
+                                     .quantize = true,
+                                     .packed = mine};
+        memset(mine, 0, bytes);
+        memset(theirs, 0, bytes);
+        set->gemm->pack(&pack, 0, 1);
+        pack.x = want;
+        pack.quantize = false;
+        pack.packed = theirs;
+        set->gemm->pack(&pack, 0, 1);
+        count_bytes(mine, theirs, bytes);
+    }
+    free(mine);
+    free(theirs);
+}
+
+/* The same tables through what really runs: each instruction set's own row kernels. */
+static void test_kernels(void)
+{
+    struct fixture fixture;
+    fixture_open_file(&fixture, "quantizers");
+    for (unsigned isa = ENG_ISA_PORTABLE; isa < ENG_ISA_COUNT; isa++) {
+        const char *missing = eng_isa_missing((enum eng_isa)isa);
+        if (missing != NULL) {
+            (void)printf("%s: not run: %s\n", eng_isa_name((enum eng_isa)isa), missing);
+            continue;
+        }
+        const struct eng_kernel_set *set = eng_kernels_of((enum eng_isa)isa, false);
+        const struct eng_elementwise_ops *ops = set->elementwise;
+        compare_rows(&fixture, "fp8.in", "fp8.rows", ops->window_row);
+        compare_rows(&fixture, "wide.win.in", "wide.win.rows", ops->window_row);
+        compare_rows(&fixture, "key.in", "key.rows", ops->index_row);
+        compare_rows(&fixture, "wide.key.in", "wide.key.rows", ops->index_row);
+        compare_rows(&fixture, "main.in", "main.rows", ops->main_row);
+        compare_rows(&fixture, "wide.main.in", "wide.main.rows", ops->main_row);
+        compare_activations(&fixture, "fp8.in", "fp8.rows", set);
+        compare_activations(&fixture, "wide.win.in", "wide.win.rows", set);
+        finish(eng_isa_name((enum eng_isa)isa));
+    }
+    fixture_close_file(&fixture);
+}
+
 /* The released model's numbers: layers 1 and 14. */
 static void test_engram(void)
 {
@@ -145,9 +213,63 @@ static void test_engram(void)
     fixture_close_file(&fixture);
 }
 
+static void compare_rope(const struct fixture *fixture, const char *name, const float *frequencies,
+                         uint32_t pairs)
+{
+    const struct fixture_tensor positions = fixture_take(fixture, "positions", "I32");
+    char part[64];
+    float row[4 * 32];
+
+    EXPECT(pairs <= 32);
+    (void)snprintf(part, sizeof(part), "%s.freq", name);
+    const struct fixture_tensor freq = fixture_take(fixture, part, "F32");
+    EXPECT_EQ_U64(freq.rows, pairs);
+    count_bytes((const uint8_t *)frequencies, freq.data, 4 * pairs);
+    (void)snprintf(part, sizeof(part), "%s.cos", name);
+    const struct fixture_tensor cosines = fixture_take(fixture, part, "F32");
+    (void)snprintf(part, sizeof(part), "%s.sin", name);
+    const struct fixture_tensor sines = fixture_take(fixture, part, "F32");
+    for (size_t p = 0; p < positions.rows; p++) {
+        cpu_rotations(frequencies, pairs, kv_load32(positions.data + 4 * p), row);
+        for (size_t i = 0; i < 2 * pairs; i++) {
+            const float sine = i % 2 == 0 ? -row[2 * pairs + i] : row[2 * pairs + i];
+            const size_t at = 4 * (p * pairs + i / 2);
+            count_bytes((const uint8_t *)&row[i], cosines.data + at, 4);
+            count_bytes((const uint8_t *)&sine, sines.data + at, 4);
+        }
+    }
+}
+
+/* Angles of the released model and of tiny, up to the last position. */
+static void test_rope(void)
+{
+    struct eng_config configs[2];
+    static const char *const texts[] = {"v41-flash", "tiny"}, *const names[] = {"real", "tiny"};
+    struct fixture fixture;
+    float plain[32], yarn[32];
+    char name[32];
+
+    fixture_open_file(&fixture, "rope");
+    for (size_t i = 0; i < 2; i++) {
+        const char *text = eng_config_text(texts[i]);
+        EXPECT(text != NULL);
+        EXPECT(eng_config_parse(texts[i], text, strlen(text), &configs[i], NULL) == KV_OK);
+        EXPECT(configs[i].rope_dim <= 64);
+        eng_rope_frequencies(&configs[i], plain, yarn);
+        (void)snprintf(name, sizeof(name), "%s.plain", names[i]);
+        compare_rope(&fixture, name, plain, configs[i].rope_dim / 2);
+        (void)snprintf(name, sizeof(name), "%s.yarn", names[i]);
+        compare_rope(&fixture, name, yarn, configs[i].rope_dim / 2);
+    }
+    finish("rope");
+    fixture_close_file(&fixture);
+}
+
 int main(void)
 {
+    test_rope();
     test_quantizers();
+    test_kernels();
     test_engram();
     HARNESS_END();
 }

@@ -89,6 +89,28 @@ static void test_ahead(enum kv_ring_choice choice)
     free(back);
 }
 
+/* A free page that is out of use from now on counts as neither free nor written. */
+static void test_ahead_quarantined(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[3 * PAGES_PER_SEGMENT];
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    run_ahead(&env);
+    for (uint32_t page = 0; page < PAGES_PER_SEGMENT; page++)
+        EXPECT(kv_ssd_quarantine(env.ssd, page) == KV_OK);
+    run_ahead(&env);
+    const struct kv_ssd_usage usage = kv_ssd_usage(env.ssd);
+    EXPECT_EQ_U32(usage.pages_quarantined, PAGES_PER_SEGMENT);
+    EXPECT_EQ_U32(usage.pages_used, 0);
+    EXPECT_EQ_U64(usage.pages_ahead, 3 * PAGES_PER_SEGMENT); /* Two segments are ahead again. */
+    EXPECT(kv_ssd_alloc(env.ssd, 2 * PAGES_PER_SEGMENT, pages, NULL) == KV_OK);
+    EXPECT_EQ_U32(pages[0], PAGES_PER_SEGMENT);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_behind, 0);
+    run_ahead(&env);
+    env_fini(&env);
+}
+
 /* Zeros and pages of others, at random: no page ever comes back as something else. */
 static void test_ahead_at_random(enum kv_ring_choice choice)
 {
@@ -163,6 +185,7 @@ static void test_ahead_fails(enum kv_ring_choice choice)
 static void test_backend(enum kv_ring_choice choice)
 {
     test_ahead(choice);
+    test_ahead_quarantined(choice);
     test_ahead_at_random(choice);
     test_ahead_fails(choice);
 }

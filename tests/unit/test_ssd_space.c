@@ -161,10 +161,42 @@ static void test_against_array(void)
     kv_ssd_space_fini(&space);
 }
 
+static void test_segments_allowed(void)
+{
+    const uint64_t mib = 1u << 20, gib = 1u << 30;
+    const struct {
+        const char *what;
+        uint64_t bytes_max, segment_bytes;
+        uint32_t count;
+        uint64_t room;
+        uint32_t want;
+    } cases[] = {
+        {"as configured", 10 * gib, 64 * mib, 0, 100 * gib, 160},
+        {"the part of a segment does not count", 10 * gib + 63 * mib, 64 * mib, 0, 100 * gib, 160},
+        {"1 GiB: all but 64 MiB", 10 * gib, 64 * mib, 0, gib, 15},
+        {"what is there counts", 10 * gib, 64 * mib, 15, 64 * mib, 15},
+        {"others took the reserve", 10 * gib, 64 * mib, 15, 0, 15},
+        {"others gave back", 10 * gib, 64 * mib, 8, 512 * mib, 15},
+        {"192 MiB: 24 MiB stay", 10 * gib, 8 * mib, 0, 192 * mib, 21},
+        {"16 MiB: a quarter stays", gib, mib, 0, 16 * mib, 12},
+        {"1 TiB: 1 GiB stays", 2048 * gib, gib, 0, 1024 * gib, 1023},
+        {"more files than configured", 2 * mib, mib, 5, 100 * mib, 2},
+        {"nothing", gib, mib, 0, 0, 0},
+        {"nobody knows", gib, mib, 3, UINT64_MAX / 2, 1024},
+    };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(cases); i++) {
+        (void)printf("  %s\n", cases[i].what);
+        EXPECT_EQ_U32(kv_ssd_segments_allowed(cases[i].bytes_max, cases[i].segment_bytes,
+                                              cases[i].count, cases[i].room),
+                      cases[i].want);
+    }
+}
+
 int main(void)
 {
     test_named_cases();
     test_quarantine();
     test_against_array();
+    test_segments_allowed();
     HARNESS_END();
 }

@@ -51,6 +51,7 @@ static bool side_start(struct bench_progress *progress, struct side *side, const
     struct client_failure failure;
     bool created = false;
 
+    progress->doing = "starting the daemons";
     *side = (struct side){.count = count, .progress = progress};
     if (spawn_start(progress->ctl, &options, &side->spawn) != 0) return false;
     side->spawned = true;
@@ -140,6 +141,7 @@ int bench_draft(struct bench_progress *progress, const struct bench_engine_optio
     struct bench_pairs pairs[KV_ARRAY_COUNT(cases)];
     int code = CLIENT_EXIT_OK;
 
+    if (options->quick) bench_quick(progress, models);
     for (uint32_t i = 0; i < models && code == 0; i++) {
         struct bench_engine_options made = *options;
         struct bench_model_dir dir;

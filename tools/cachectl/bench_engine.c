@@ -68,6 +68,7 @@ int bench_model_dir_make(struct bench_progress *progress,
     if (options->model_dir != NULL) {
         if (strlen(options->model_dir) < sizeof(ret_dir->path)) {
             (void)snprintf(ret_dir->path, sizeof(ret_dir->path), "%s", options->model_dir);
+            progress->doing = "opening the model";
             return CLIENT_EXIT_OK;
         }
         ctl_error("--model: at most %zu bytes", sizeof(ret_dir->path) - 1);
@@ -90,7 +91,10 @@ int bench_model_dir_make(struct bench_progress *progress,
     if (options->make_flag != NULL) (void)snprintf(flag, sizeof(flag), "%s", options->make_flag);
     char *const argv[] = {
         tool, quiet, name, seed, one, ret_dir->path, flag[0] != '\0' ? flag : NULL, NULL};
-    if (run_to_end(progress, argv)) return CLIENT_EXIT_OK;
+    if (run_to_end(progress, argv)) {
+        progress->doing = "opening the model";
+        return CLIENT_EXIT_OK;
+    }
     bench_model_dir_drop(ret_dir);
     ret_dir->made = false;
     return CLIENT_EXIT_FAILED;

@@ -9,6 +9,16 @@
 /* daemon NULL: ../cached/cached beside this program. */
 int bench_rpc(struct bench_progress *progress, const char *daemon, bool quick);
 
+struct bench_fill_options {
+    const char *bytes;          /* As it was given: "3GiB"; NULL: it was not. */
+    const char *dir;            /* State directory of a daemon of its own; NULL: none. */
+    const char *daemon;         /* Its program, as for bench_rpc(). */
+    const char *ops_token_file; /* Of the daemon at the endpoint. */
+};
+int bench_fill(struct bench_progress *progress, const struct bench_fill_options *options);
+/* "3GiB": a number above 0 with B, KiB, MiB, GiB, TiB or nothing behind it. */
+bool bench_parse_bytes(const char *text, uint64_t *ret_bytes);
+
 struct bench_restart_options {
     const char *daemon, *dir; /* dir NULL: made by mkstate, and removed again. */
     uint64_t seed;            /* mkstate's, of dir. */

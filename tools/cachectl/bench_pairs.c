@@ -8,6 +8,7 @@
 #include "tools/cachectl/bench_pairs.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/clock.h"
 #include "tools/cachectl/out.h"
 
 #include <assert.h>
@@ -27,12 +28,21 @@ struct bench_ratio bench_pairs_ratio(const struct bench_pairs *pairs)
     return bench_ratio_of(ratios, pairs->seconds, pairs->anchor_seconds, pairs->count);
 }
 
+/* After `count` pairs: one more like them would end too late. */
+static bool is_late(uint64_t began, uint64_t until, uint32_t count)
+{
+    const uint64_t now = kv_clock_stopwatch_ns();
+    return until != 0 && count >= BENCH_PAIRS_MIN && now + (now - began) / count > until;
+}
+
 int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pairs, uint32_t count,
                         bench_run run, void *run_context, bench_run anchor, void *anchor_context)
 {
     assert(count >= 1 && count <= BENCH_PAIRS_MAX);
     const uint32_t note = progress->note_count;
+    const uint64_t began = kv_clock_stopwatch_ns(), until = bench_line_end(progress, began);
     pairs->count = 0;
+    pairs->planned = count;
     progress->doing = pairs->what;
     for (uint32_t i = 0; i < count; i++) {
         double *mine = &pairs->seconds[i], *other = &pairs->anchor_seconds[i];
@@ -51,6 +61,11 @@ int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pai
         bench_say(progress, "%s, pair %u of %u: %.3f s beside %.3f s", pairs->what, i + 1, count,
                   *mine, *other);
         if (!bench_go_on(progress)) return CLIENT_EXIT_FAILED;
+        if (i + 1 < count && is_late(began, until, i + 1)) {
+            bench_say(progress, "%s: %u pairs instead of %u, to be done within a minute",
+                      pairs->what, i + 1, count);
+            break;
+        }
     }
     return CLIENT_EXIT_OK;
 }
@@ -58,11 +73,12 @@ int bench_pairs_measure(struct bench_progress *progress, struct bench_pairs *pai
 static json_t *pairs_json(const struct bench_pairs *pairs)
 {
     const struct bench_ratio ratio = bench_pairs_ratio(pairs);
-    json_t *object = json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f}", "what", pairs->what,
-                               "anchor", pairs->anchor, "pairs", (int)pairs->count, "seconds",
-                               bench_median(pairs->seconds, pairs->count), "anchor_seconds",
-                               bench_median(pairs->anchor_seconds, pairs->count), "ratio",
-                               ratio.median, "ratio_min", ratio.min, "ratio_max", ratio.max);
+    json_t *object =
+        json_pack("{s:s, s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:f}", "what", pairs->what, "anchor",
+                  pairs->anchor, "pairs", (int)pairs->count, "pairs_planned", (int)pairs->planned,
+                  "seconds", bench_median(pairs->seconds, pairs->count), "anchor_seconds",
+                  bench_median(pairs->anchor_seconds, pairs->count), "ratio", ratio.median,
+                  "ratio_min", ratio.min, "ratio_max", ratio.max);
     if (object != NULL)
         (void)json_object_set_new(object, "measurable", json_boolean(ratio.measurable));
     if (object != NULL && pairs->target > 0)
@@ -109,7 +125,10 @@ static void print_table(const struct ctl *ctl, const struct bench_pairs *pairs, 
         out_table_cell(&table, "%s", line->anchor);
         add_measured(&table, line->anchor_seconds, line->count, line->anchor_unit, line->unit_name);
         add_ratio(&table, &ratio);
-        out_table_cell(&table, "%u", line->count);
+        if (line->count < line->planned)
+            out_table_cell(&table, "%u of %u", line->count, line->planned);
+        else
+            out_table_cell(&table, "%u", line->count);
         if (line->target > 0)
             out_table_cell(&table, "%s %.2f", line->at_least ? ">=" : "<=", line->target);
         else

@@ -24,6 +24,8 @@
 #define SECOND_NS 1000000000u
 #define TERMINAL_NS (2ull * SECOND_NS)
 #define FILE_NS (10ull * SECOND_NS)
+/* A minute, without a reserve for the pair that is under way and for what comes after it. */
+#define QUICK_NS (50ull * SECOND_NS)
 #define STOPPING_MS 200 /* An end that comes sooner needs no word. */
 
 static void *watch(void *context)
@@ -95,6 +97,19 @@ bool bench_go_on(struct bench_progress *progress)
         bench_say(progress, "%s, %llu s since the start", progress->doing,
                   (unsigned long long)((now - progress->began_ns) / SECOND_NS));
     return true;
+}
+
+void bench_quick(struct bench_progress *progress, uint32_t lines)
+{
+    progress->until_ns = progress->began_ns + QUICK_NS;
+    progress->lines_left = lines;
+}
+
+uint64_t bench_line_end(struct bench_progress *progress, uint64_t now)
+{
+    if (progress->until_ns == 0 || progress->lines_left == 0) return 0;
+    const uint64_t left = progress->until_ns > now ? progress->until_ns - now : 0;
+    return now + left / progress->lines_left--;
 }
 
 void bench_note(struct bench_progress *progress, uint32_t index, const char *fmt, ...)

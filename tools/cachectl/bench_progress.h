@@ -19,6 +19,10 @@ struct bench_progress {
     const struct ctl *ctl;
     const char *doing; /* What is under way; outlives the benchmark. */
     uint64_t began_ns, said_ns, every_ns;
+    /* --quick of the engine's benchmarks: when it should be over, and how many comparisons have to
+     * share the time until then.  0: no such end. */
+    uint64_t until_ns;
+    uint32_t lines_left;
     char notes[BENCH_NOTES_MAX][240]; /* What was measured so far. */
     uint32_t note_count;
     pthread_t watcher; /* Sleeps until a signal comes; borrows the two descriptors. */
@@ -38,6 +42,12 @@ void bench_say(struct bench_progress *progress, const char *fmt, ...)
 /* Says what is under way if nothing was said for a while: 2 s on a terminal, 10 s elsewhere.
  * false: this program is to end. */
 bool bench_go_on(struct bench_progress *progress);
+
+/* This benchmark makes `lines` comparisons and should be over a minute after its start. */
+void bench_quick(struct bench_progress *progress, uint32_t lines);
+/* When the next comparison should be over; the others share the time that is left.  0: it may take
+ * as long as it wants. */
+uint64_t bench_line_end(struct bench_progress *progress, uint64_t now);
 
 /* What note `index` says from now on; index is at most the number of notes there are. */
 void bench_note(struct bench_progress *progress, uint32_t index, const char *fmt, ...)

@@ -301,6 +301,7 @@ int bench_resume(struct bench_progress *progress, const struct bench_engine_opti
     struct resume near = {.fd = -1}, far = {.fd = -1};
     struct bench_model_dir dir;
 
+    if (options->quick) bench_quick(progress, KV_ARRAY_COUNT(pairs));
     int code = bench_model_dir_make(progress, options, &dir);
     if (code != 0) return code;
     struct eng_model *model = bench_model_open(&dir, (uint32_t)options->threads, false);
@@ -308,6 +309,7 @@ int bench_resume(struct bench_progress *progress, const struct bench_engine_opti
     if (model != NULL && ids == NULL) ctl_error("no memory for %u token ids", far_tokens + 4096);
     if (model == NULL || ids == NULL) code = CLIENT_EXIT_FAILED;
     if (code == 0) bench_ids(model, 1, ids, far_tokens + 4096);
+    progress->doing = "filling the sessions";
     if (code == 0 && (!resume_init(&near, model, ids, near_tokens, progress) ||
                       !resume_init(&far, model, ids, far_tokens, progress)))
         code = CLIENT_EXIT_FAILED;

@@ -5,6 +5,8 @@
 
 #include "tools/cachectl/model_common.h"
 
+#include "kvstore/base/clock.h"
+
 int model_failure(const struct kv_error *err, int refused)
 {
     ctl_error("%s", err->text);
@@ -14,4 +16,9 @@ int model_failure(const struct kv_error *err, int refused)
     if (err->status == KV_IO && (err->sys_errno == ENOENT || err->sys_errno == ENOTDIR))
         return CLIENT_EXIT_NOT_FOUND;
     return CLIENT_EXIT_FAILED;
+}
+
+uint64_t model_now_ms(void)
+{
+    return kv_clock_stopwatch_ns() / 1000000;
 }

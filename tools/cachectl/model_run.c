@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define NOT_GIVEN UINT64_MAX
 #define SPARE_TOKENS 16u
@@ -248,13 +247,6 @@ static int make_session(struct runner *runner)
     return CLIENT_EXIT_OK;
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* The next pass: the decoder follows the encoder at once with --prefill all, else it comes after.
  */
 static struct eng_piece next_piece(const struct runner *runner, struct eng_run_left left)
@@ -269,7 +261,7 @@ static struct eng_piece next_piece(const struct runner *runner, struct eng_run_l
 
 static int prefill(struct runner *runner, const char *what, uint32_t from, uint32_t to)
 {
-    const uint64_t begin = now_ms();
+    const uint64_t begin = model_now_ms();
     uint64_t next = begin + PROGRESS_EVERY_MS;
     struct eng_run_left left;
 
@@ -284,7 +276,7 @@ static int prefill(struct runner *runner, const char *what, uint32_t from, uint3
         /* What follows would be computed from other weights, or from none. */
         const int code = check_model(runner);
         if (code != CLIENT_EXIT_OK) return code;
-        const uint64_t now = now_ms();
+        const uint64_t now = model_now_ms();
         if (now < next) continue;
         next = now + PROGRESS_EVERY_MS;
         ctl_say(runner->ctl, "%s: %u of %u tokens, %llu s", what,
@@ -410,7 +402,7 @@ static kv_status open_dump(const struct runner *runner, struct run_tensors *tens
 static int print_result(const struct runner *runner, const struct model_dump *dump, uint32_t first)
 {
     const struct model_run_options *options = runner->options;
-    const uint64_t spent_ms = now_ms() - runner->began_ms;
+    const uint64_t spent_ms = model_now_ms() - runner->began_ms;
 
     if (!runner->ctl->json) {
         ctl_say(runner->ctl,
@@ -484,7 +476,7 @@ static int run_model(struct ctl *ctl, const struct model_run_options *options)
         .quant_off = options->quant_off,
         .prefill_all = options->prefill_all,
     };
-    struct runner runner = {.ctl = ctl, .options = options, .began_ms = now_ms()};
+    struct runner runner = {.ctl = ctl, .options = options, .began_ms = model_now_ms()};
     struct kv_error err = {0};
     int code = CLIENT_EXIT_FAILED;
 

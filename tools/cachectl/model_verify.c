@@ -14,7 +14,6 @@
 
 #include <jansson.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
 #define QUIET_MS 2000u
@@ -26,18 +25,11 @@ struct watch {
     bool terminal, line_open;
 };
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 static bool on_progress(void *context, uint64_t done, uint64_t total)
 {
     struct watch *watch = context;
     char at[OUT_TEXT_BYTES], of[OUT_TEXT_BYTES], rate[OUT_TEXT_BYTES], left[OUT_TEXT_BYTES];
-    const uint64_t now = now_ms();
+    const uint64_t now = model_now_ms();
     const uint64_t spent = KV_MAX(now - watch->began_ms, 1u);
 
     if (watch->ctl->quiet || spent < QUIET_MS || now - watch->said_ms < EVERY_MS) return true;
@@ -87,15 +79,17 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     struct kv_digest content;
     struct kv_error err = {0};
     int code = CLIENT_EXIT_OK;
-    struct watch watch = {.ctl = ctl, .began_ms = now_ms(), .terminal = isatty(STDERR_FILENO) == 1};
+    struct watch watch = {
+        .ctl = ctl, .began_ms = model_now_ms(), .terminal = isatty(STDERR_FILENO) == 1};
 
     if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
     kv_status status = eng_checkpoint_open_max(argv[0], 0, &checkpoint, &err);
     if (status == KV_OK)
         status = eng_checkpoint_verify(checkpoint, on_progress, &watch, &content, &err);
     if (watch.line_open) (void)fputc('\n', stderr);
-    code = status == KV_OK ? print_result(ctl, checkpoint, &content, now_ms() - watch.began_ms)
-                           : model_failure(&err, CLIENT_EXIT_CORRUPT);
+    code = status == KV_OK
+               ? print_result(ctl, checkpoint, &content, model_now_ms() - watch.began_ms)
+               : model_failure(&err, CLIENT_EXIT_CORRUPT);
     eng_checkpoint_close(checkpoint);
     return code;
 }

@@ -52,6 +52,13 @@ static double engine_speed(const Cached__Admin__V1__GetStatsResponse *s, const c
     return stats_sum(s, "cached_engine_tokens_per_second", kind);
 }
 
+static double evicted(const Cached__Admin__V1__GetStatsResponse *s, const char *cause)
+{
+    char labels[64];
+    (void)snprintf(labels, sizeof(labels), "tier=\"ssd\",cause=\"%s\"", cause);
+    return stats_sum(s, "cached_evictions_total", labels);
+}
+
 static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
 {
     const struct outcomes o = outcomes_of(s);
@@ -95,12 +102,19 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
                   stats_sum(s, "cached_engine_pass_sessions", "mean"), "drafts_accepted",
                   stats_sum(s, "cached_engine_drafts_total", "accepted"), "drafts_refused",
                   stats_sum(s, "cached_engine_drafts_total", "refused"));
+    json_t *space = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "evicted_capacity",
+                              evicted(s, "capacity"), "evicted_expired", evicted(s, "expired"),
+                              "evicted_corrupt", evicted(s, "corrupt"), "freed_bytes",
+                              stats_sum(s, "cached_evicted_bytes_total", NULL), "saves_waited",
+                              stats_sum(s, "cached_saves_waited_total", NULL), "saves_refused",
+                              stats_sum(s, "cached_saves_refused_total", NULL), "limit_bytes",
+                              stats_sum(s, "cached_ssd_limit_bytes", NULL));
     json_t *memory = json_pack("{s:I, s:I}", "rss_bytes", (json_int_t)s->rss_bytes,
                                "rss_budget_bytes", (json_int_t)s->rss_budget_bytes);
     return out_json_take(json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon, "tiers", tiers,
-        "engine", engine, "sessions", sessions, "resumes", resumes, "memory", memory,
-        "requests_inflight", (json_int_t)s->requests_inflight, "wrong_bytes",
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon, "tiers",
+        tiers, "engine", engine, "sessions", sessions, "resumes", resumes, "space", space, "memory",
+        memory, "requests_inflight", (json_int_t)s->requests_inflight, "wrong_bytes",
         (json_int_t)s->wrong_bytes, "page_bytes", (json_int_t)s->page_bytes, "image_bytes",
         (json_int_t)s->image_bytes, "bytes_per_token", s->bytes_per_token));
 }
@@ -155,7 +169,7 @@ static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsR
     (void)printf("%-9s %s%s%s\n", "health", serving ? ctl_green(ctl) : ctl_red(ctl), s->health,
                  ctl_plain(ctl));
     (void)printf(
-        "%-9s %s  fingerprint %s  %.0f B/token\n", "model", s->model_name,
+        "%-9s %s  fingerprint %s  %g B/token\n", "model", s->model_name,
         out_hex(fingerprint, s->model_fingerprint.data, KV_MIN(s->model_fingerprint.len, 8)),
         s->bytes_per_token);
     if (is_synthetic(s)) {
@@ -186,6 +200,19 @@ static void print_engine(const Cached__Admin__V1__GetStatsResponse *s)
                  stats_sum(s, "cached_engine_pass_sessions", "mean"),
                  stats_sum(s, "cached_engine_pass_rows", "max"));
     if (drafts > 0) (void)printf("; %.0f %% of drafts accepted", 100 * ratio(accepted, drafts));
+    (void)putchar('\n');
+}
+
+static void print_evictions(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
+{
+    char bytes[OUT_TEXT_BYTES];
+    const double freed = stats_sum(s, "cached_evicted_bytes_total", NULL);
+    const double refused = stats_sum(s, "cached_saves_refused_total", NULL);
+    (void)printf("%-9s from SSD %.0f for capacity, %.0f expired, %.0f corrupt; %s freed", "evicted",
+                 evicted(s, "capacity"), evicted(s, "expired"), evicted(s, "corrupt"),
+                 out_bytes(bytes, (uint64_t)freed));
+    if (refused > 0)
+        (void)printf("; %s%.0f saves refused%s", ctl_red(ctl), refused, ctl_plain(ctl));
     (void)putchar('\n');
 }
 
@@ -245,6 +272,7 @@ static void print_screen(const struct ctl *ctl, const Cached__Admin__V1__GetStat
     (void)printf("%-9s %.1f %% of %.0f prompt tokens were hits, %.0f replayed\n", "tokens",
                  100 * ratio(o.hit_tokens, o.requested_tokens), o.requested_tokens,
                  o.replayed_tokens);
+    print_evictions(ctl, s);
     print_engine(s);
     (void)printf("%-9s %sRSS %s of a budget of %s%s\n", "memory", over ? ctl_red(ctl) : "",
                  out_bytes(rss, s->rss_bytes), out_bytes(budget, s->rss_budget_bytes),

@@ -85,6 +85,7 @@ static bool run_prefill(struct client *client, const Cached__Session__V1__Prefil
         .diverged_at = answer->diverged_at,
     };
     (void)snprintf(ret->reason, sizeof(ret->reason), "%s", answer->reason);
+    (void)snprintf(ret->save_reason, sizeof(ret->save_reason), "%s", answer->save_reason);
     if (answer->times) {
         ret->queue_ms = answer->times->queue_ms;
         ret->lookup_ms = answer->times->lookup_ms;

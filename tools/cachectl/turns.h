@@ -10,7 +10,8 @@ enum turn_outcome { TURN_NONE, TURN_EXACT, TURN_REPLAY, TURN_MISS, TURN_OUTCOME_
 
 struct turn_prefill {
     enum turn_outcome outcome;
-    char reason[48]; /* "" for EXACT. */
+    char reason[48];      /* "" for EXACT. */
+    char save_reason[48]; /* Why its checkpoint is not stored; "": it is. */
     uint32_t prompt_tokens, hit_tokens, replayed_tokens, computed_tokens, stored_tokens;
     uint32_t hbm_tokens, ssd_tokens;
     bool diverged;
