@@ -54,7 +54,8 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         "Tokens of prefills that others wait for at most; never changes results."},
     [CONFIG_ENGINE_PASS_ROWS] = {"engine.pass_rows", CONFIG_TYPE_COUNT, AT(engine_pass_rows),
         0, KV_PASS_ROWS_MAX, "0", "0, or engine.chunk_tokens (at least 2)",
-        "Tokens of all sessions computed together; 0: twice chunk_tokens, at least 256."},
+        "Tokens of all sessions computed together, of encoder and of decoder each (status adds the "
+        "two); 0: twice chunk_tokens, at least 256."},
     [CONFIG_ENGINE_THREADS] = {"engine.threads", CONFIG_TYPE_COUNT, AT(engine_threads),
         0, KV_ENGINE_THREADS_MAX, "0", NULL,
         "Threads that compute; 0: one per core but one; never changes results."},

@@ -222,7 +222,8 @@ static void decode_live(struct flow *flow, struct live *live)
     kv_status status = live_extend(flow->shard, live, total);
     if (status == KV_OK) status = live_reserve_ids(live, total + 1);
     if (status != KV_OK) {
-        flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes", NULL, request_u64(flow->req, total));
+        flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes", flow_hbm_tokens(flow),
+                  request_u64(flow->req, total));
         flow_finish(flow);
         return;
     }

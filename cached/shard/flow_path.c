@@ -103,7 +103,7 @@ void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(stru
     (void)live_make_room(flow->shard, live, count);
     const kv_status status = kv_store_read_start(flow->shard->store, &flow->read);
     if (status != KV_OK && status != KV_MISS) {
-        flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes", NULL,
+        flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes", flow_hbm_tokens(flow),
                   request_u64(flow->req, node->tokens));
         flow_finish(flow);
         return;

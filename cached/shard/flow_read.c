@@ -16,11 +16,16 @@
 
 static void stage_prepare(struct flow *flow);
 
+const char *flow_hbm_tokens(struct flow *flow)
+{
+    const struct kv_hbm_usage usage = kv_hbm_usage(flow->shard->store->hbm);
+    return request_u64(flow->req, (uint64_t)usage.slots * KV_PAGE_TOKENS);
+}
+
 static void hbm_full(struct flow *flow)
 {
     const struct kv_hbm_usage usage = kv_hbm_usage(flow->shard->store->hbm);
-    flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes",
-              request_u64(flow->req, (uint64_t)usage.slots * KV_PAGE_TOKENS),
+    flow_fail(flow, KV_REASON_HBM_FULL, "hbm.bytes", flow_hbm_tokens(flow),
               request_u64(flow->req, (uint64_t)flow->count + flow->extra_tokens));
     /* What can never fit is not to be tried again. */
     const bool fits = kv_pages_for(flow->count + flow->extra_tokens) + 2 <= usage.slots;

@@ -240,6 +240,8 @@ void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow));
 void flow_finish(struct flow *flow);
 void flow_fail(struct flow *flow, enum kv_reason reason, const char *field, const char *limit,
                const char *value);
+/* What the HBM tier has room for, in tokens: the limit that HBM_FULL names. */
+const char *flow_hbm_tokens(struct flow *flow);
 /* True (and failed) when nobody waits any more. */
 bool flow_cancelled(struct flow *flow);
 /* Why the job did not end well: nobody waits any more, or a bug. */

@@ -8,6 +8,7 @@
 
 #include "engine/model/checkpoint_index.h"
 
+#include "engine/model/json_text.h"
 #include "engine/model/model_limits.h"
 #include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
@@ -132,7 +133,9 @@ kv_status eng_index_parse(const char *path, const char *text, size_t count,
     index->root = json_loadb(text, count, JSON_REJECT_DUPLICATES, &fault);
     index->map = json_object_get(index->root, "weight_map");
     eng_printable(fault.text);
-    if (index->root == NULL)
+    if (index->root == NULL && eng_json_no_memory(text, count, &fault))
+        status = KV_FAIL(err, KV_NOMEM, "%s: no memory for its %zu bytes", path, count);
+    else if (index->root == NULL)
         status = KV_FAIL(err, KV_INVALID, "%s: line %d: %.120s", path, fault.line, fault.text);
     else if (!json_is_object(index->root))
         status = KV_FAIL(err, KV_INVALID, "%s: must be a JSON object", path);

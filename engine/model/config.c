@@ -11,6 +11,8 @@
 #include "engine/model/config.h"
 
 #include "engine/model/config_texts.h"
+#include "engine/model/json_text.h"
+#include "engine/model/model_limits.h"
 #include "engine/model/primes.h"
 #include "engine/model/printable.h"
 #include "engine/model/quant.h"
@@ -55,21 +57,30 @@ static const char *shown(const json_t *value, char text[SHOWN_BYTES])
     return text;
 }
 
+/* "4" or "1 to 16". */
+static const char *range(uint32_t min, uint32_t max, char text[SHOWN_BYTES])
+{
+    if (min == max)
+        (void)snprintf(text, SHOWN_BYTES, "%u", min);
+    else
+        (void)snprintf(text, SHOWN_BYTES, "%u to %u", min, max);
+    return text;
+}
+
 static uint32_t read_u32(struct reader *reader, const char *name, uint32_t min, uint32_t max)
 {
-    char text[SHOWN_BYTES];
+    char text[SHOWN_BYTES], may[SHOWN_BYTES];
     const json_t *value = field(reader, name);
     if (reader->status != KV_OK) return min;
     if (!json_is_integer(value)) {
-        reader->status =
-            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be an integer %u to %u, found %s",
-                    reader->path, name, min, max, shown(value, text));
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be an integer %s, found %s",
+                                 reader->path, name, range(min, max, may), shown(value, text));
         return min;
     }
     const json_int_t number = json_integer_value(value);
     if (number < (json_int_t)min || number > (json_int_t)max) {
-        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be %u to %u, found %lld",
-                                 reader->path, name, min, max, (long long)number);
+        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be %s, found %lld",
+                                 reader->path, name, range(min, max, may), (long long)number);
         return min;
     }
     return (uint32_t)number;
@@ -103,7 +114,9 @@ static float read_float(struct reader *reader, const char *name, double min, dou
     return (float)number;
 }
 
-static void need_text(struct reader *reader, const char *name, const char *want)
+/* `label`: what the sentence calls it. */
+static void need_text_as(struct reader *reader, const char *name, const char *label,
+                         const char *want)
 {
     const json_t *value = field(reader, name);
     if (reader->status != KV_OK) return;
@@ -113,7 +126,12 @@ static void need_text(struct reader *reader, const char *name, const char *want)
     (void)snprintf(shown, sizeof(shown), "%.40s", found);
     eng_printable(shown);
     reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be \"%s\", found \"%s\"",
-                             reader->path, name, want, shown);
+                             reader->path, label, want, shown);
+}
+
+static void need_text(struct reader *reader, const char *name, const char *want)
+{
+    need_text_as(reader, name, name, want);
 }
 
 /* Returns the count; at most `max` values below `limit`. */
@@ -426,6 +444,12 @@ static void read_root(struct reader *reader, const json_t *root, struct eng_conf
     const char *slash = strrchr(text, '/');
 
     need_text(&top, "model_type", "deepseek_v41");
+    if (reader->object != root && json_object_get(reader->object, "model_type") != NULL) {
+        struct reader inner = *reader;
+        inner.status = top.status;
+        need_text_as(&inner, "model_type", "text_config.model_type", "deepseek_v41_text");
+        top.status = inner.status;
+    }
     config->eos = read_u32(&top, "eos_token_id", 0, config->vocab - 1);
     config->image_id = read_u32_or(&top, "image_token_id", UINT32_MAX, config->vocab - 1);
     check_token_ids(&top, config);
@@ -449,7 +473,13 @@ kv_status eng_config_parse(const char *path, const char *text, size_t count,
     struct eng_config config = {0};
     struct reader reader = {.path = path, .err = err, .status = KV_OK};
 
+    const uint32_t depth = eng_json_depth(text, count);
+    if (depth > ENG_CONFIG_DEPTH_MAX)
+        return KV_FAIL(err, KV_INVALID, "%s: nested %u deep, at most %u", path, depth,
+                       ENG_CONFIG_DEPTH_MAX);
     json_t *root = json_loadb(text, count, JSON_REJECT_DUPLICATES, &fault);
+    if (root == NULL && eng_json_no_memory(text, count, &fault))
+        return KV_FAIL(err, KV_NOMEM, "%s: no memory for its %zu bytes", path, count);
     if (root == NULL) {
         eng_printable(fault.text);
         return KV_FAIL(err, KV_INVALID, "%s: line %d: %s", path, fault.line, fault.text);

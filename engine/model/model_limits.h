@@ -9,6 +9,7 @@
  */
 
 #define ENG_CONFIG_BYTES_MAX (1u << 20) /* config.json; the released one has 2 KiB. */
+#define ENG_CONFIG_DEPTH_MAX 32u        /* Its nesting; the released one's is 3. */
 
 /* engram_ids.bin: 4 bytes for each id of the largest vocabulary (config.c), twice over. */
 #define ENG_IDS_BYTES_MAX (1u << 23)

@@ -11,6 +11,7 @@
 
 #include "engine/model/safetensors.h"
 
+#include "engine/model/json_text.h"
 #include "engine/model/model_limits.h"
 #include "engine/model/printable.h"
 #include "kvstore/base/bytes.h"
@@ -30,13 +31,18 @@ struct eng_safetensors {
 static kv_status read_dtype(const char *path, struct eng_tensor *tensor, const json_t *value,
                             struct kv_error *err)
 {
-    const char *found = json_is_string(value) ? json_string_value(value) : "(none)";
-    if (eng_dtype_parse(found, &tensor->dtype)) return KV_OK;
+    const char *found = json_string_value(value); /* NULL: it is no string. */
+    if (found != NULL && eng_dtype_parse(found, &tensor->dtype)) return KV_OK;
     char shown[24];
-    (void)snprintf(shown, sizeof(shown), "%.20s", found);
+    (void)snprintf(shown, sizeof(shown), "%.20s", found != NULL ? found : "");
     eng_printable(shown);
-    return KV_FAIL(err, KV_INVALID, "%s: tensor %.80s: unknown dtype \"%.20s\"", path, tensor->name,
-                   shown);
+    /* The format has more of them; no tensor of this model's is of another one. */
+    return KV_FAIL(err, KV_INVALID,
+                   "%s: tensor %.80s: dtype must be \"%s\", \"%s\", \"%s\", \"%s\" or \"%s\", "
+                   "found %s%s%s",
+                   path, tensor->name, eng_dtype_name(ENG_F32), eng_dtype_name(ENG_BF16),
+                   eng_dtype_name(ENG_F8_E4M3), eng_dtype_name(ENG_F8_E8M0), eng_dtype_name(ENG_I8),
+                   found != NULL ? "\"" : "what is no string", shown, found != NULL ? "\"" : "");
 }
 
 static kv_status read_shape(const char *path, struct eng_tensor *tensor, const json_t *value,
@@ -136,19 +142,22 @@ static kv_status check_cover(struct eng_safetensors *file, struct kv_error *err)
     return KV_OK;
 }
 
-/* The last tensor whose entry begins before byte `at` of a header that does not parse. */
-static void name_near(const char *text, size_t at, char name[ENG_TENSOR_NAME_MAX])
+/* What is wrong with a header that does not parse, and in which member. */
+static kv_status refuse_header(const char *path, const char *text, size_t bytes,
+                               json_error_t *fault, struct kv_error *err)
 {
-    (void)snprintf(name, ENG_TENSOR_NAME_MAX, "(none)");
-    for (size_t i = at; i >= 4; i--) {
-        if (memcmp(text + i - 3, "\":{", 3) != 0) continue;
-        size_t begin = i - 3;
-        while (begin > 0 && text[begin - 1] != '"' && i - begin < ENG_TENSOR_NAME_MAX)
-            begin--;
-        (void)snprintf(name, ENG_TENSOR_NAME_MAX, "%.*s", (int)(i - 3 - begin), text + begin);
-        break;
-    }
-    eng_printable(name);
+    const size_t at = KV_MIN((size_t)KV_MAX(fault->position, 0), bytes);
+    char member[ENG_TENSOR_NAME_MAX], where[ENG_TENSOR_NAME_MAX + 24] = "";
+    bool after = false;
+
+    if (eng_json_no_memory(text, bytes, fault))
+        return KV_FAIL(err, KV_NOMEM, "%s: no memory for its header of %zu bytes", path, bytes);
+    if (eng_json_member(text, at, member, sizeof(member), &after))
+        (void)snprintf(where, sizeof(where), ", %s%s%.80s", after ? "after " : "",
+                       strcmp(member, "__metadata__") == 0 ? "" : "tensor ", member);
+    eng_printable(fault->text);
+    return KV_FAIL(err, KV_INVALID, "%s: header at byte %zu%s: %.90s", path, at, where,
+                   fault->text);
 }
 
 static kv_status parse_header(struct eng_safetensors *file, struct kv_error *err)
@@ -156,7 +165,6 @@ static kv_status parse_header(struct eng_safetensors *file, struct kv_error *err
     const char *path = file->mapping.path;
     const uint64_t file_bytes = file->mapping.bytes;
     json_error_t fault;
-    char near[ENG_TENSOR_NAME_MAX];
 
     if (file_bytes < 8)
         return KV_FAIL(err, KV_INVALID, "%s: %llu bytes, expected at least 8: truncated", path,
@@ -171,12 +179,7 @@ static kv_status parse_header(struct eng_safetensors *file, struct kv_error *err
     const char *text = (const char *)file->mapping.data + 8;
     file->data_at = 8 + bytes;
     file->header = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &fault);
-    if (file->header == NULL) {
-        eng_printable(fault.text);
-        name_near(text, KV_MIN((size_t)KV_MAX(fault.position, 0), (size_t)bytes), near);
-        return KV_FAIL(err, KV_INVALID, "%s: header at byte %d, tensor %.80s: %.90s", path,
-                       fault.position, near, fault.text);
-    }
+    if (file->header == NULL) return refuse_header(path, text, (size_t)bytes, &fault, err);
     if (!json_is_object(file->header))
         return KV_FAIL(err, KV_INVALID, "%s: header must be a JSON object", path);
     return KV_OK;

@@ -121,6 +121,8 @@ def test_help(tool):
             (["prefill", "--daemon", "x"], "--daemon", "--quick, --model, --threads"),
             (["gemm", "--seed", "1"], "--seed", "--quick, --hot"),
             (["ssd-read", "--dir", "x"], "--dir", "--quick"),
+            (["fill", "--quick"], "--quick", "--daemon, --dir, --bytes, --ops-token-file"),
+            (["rpc", "--bytes", "1"], "--bytes", "--quick, --daemon"),
             (["restart", "--model", "x"], "--model", "--quick, --daemon, --dir, --seed")):
         said = tool.code(2, "bench", *name).stderr
         d.equal(said, f"cachectl: bench {name[0]} does nothing with {flag}; its flags are {takes}\n",

@@ -62,7 +62,7 @@ def test_examples(user, ops):
 def test_status(ops):
     screen = ops.code(0, "status").stdout
     for word in ("cached ", "health", "SYNTHETIC", "VIRTUAL", "hbm", "pool", "ssd", "sessions",
-                 "at start", "EXACT", "RSS", "budget", "tokens/s", "rows of"):
+                 "at start", "EXACT", "RSS", "budget", "tokens/s", "rows (encoder + decoder) of"):
         d.check(word in screen, f"status shows {word}")
     d.check("\x1b" not in screen, "no colours into a pipe")
     d.check(all(len(line) <= 100 for line in screen.splitlines()), "status fits a screen")

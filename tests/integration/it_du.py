@@ -152,7 +152,8 @@ def full_and_emptied():
             break
         talk.close()
     got = agrees(box, "full")
-    check(got["bytes_files"] <= 2 * MIB and got["free_bytes"] < 8 * 20480, f"it is full: {got}")
+    # What eviction keeps free, and what its last victim, a session of 8 pages, gave beyond that.
+    check(got["bytes_files"] <= 2 * MIB and got["free_bytes"] <= 16 * 20480, f"it is full: {got}")
     box.advance(61000)
     got = agrees(box, "empty again")
     equal(got["live_bytes"] + got["expired_bytes"], 0, "all is free")

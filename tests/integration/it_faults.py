@@ -460,7 +460,8 @@ def full_hbm_makes_room_and_refuses_only_what_never_fits():
         check(False, f"an answer of {len(answer.tokens)} tokens fitted")
     except grpc.RpcError as error:
         got = daemon.Failure(error)
-        equal((got.code, got.reason), ("RESOURCE_EXHAUSTED", "HBM_FULL"), "an answer that outgrows")
+        equal((got.code, got.reason, got.limit), ("RESOURCE_EXHAUSTED", "HBM_FULL", str(room)),
+              "an answer that outgrows names the limit")
     equal(len(untilfree(grown.decode, 2).tokens), 2, "a short answer after it")
     grown.close()
     for name, prompt in list(prompts.items())[:5]:

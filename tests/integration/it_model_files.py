@@ -27,6 +27,8 @@ EMBED = '"embed.weight":{"dtype":"BF16","shape":[512,128],"data_offsets":[0,1310
 NAN16, INF32 = b"\xc0\x7f", struct.pack("<f", float("inf"))
 DEEP = b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"
 
+DTYPES = (r'tensor embed\.weight: dtype must be "F32", "BF16", "F8_E4M3", "F8_E8M0" or "I8", '
+          r'found ')
 CONTEXT = r"max_position_embeddings must be "
 
 
@@ -50,7 +52,7 @@ TABLE = [
      r"header of 18446744073709551615 bytes"),
     ("header length 2^64-8", "tiny", whole(lambda b: b"\xf8" + b"\xff" * 7 + b[8:]),
      r"header of 18446744073709551608 bytes"),
-    ("header length 0", "plain", whole(lambda b: bytes(8) + b[8:]), r"header at byte 0"),
+    ("header length 0", "plain", whole(lambda b: bytes(8) + b[8:]), r"header at byte 0: "),
     ("header length too short", "tiny", whole(lambda b: struct.pack("<Q", 100) + b[8:]),
      r"header at byte \d+, tensor embed\.weight"),
     ("header length 32 MiB + 1", "tiny",
@@ -68,7 +70,18 @@ TABLE = [
     ("header nested too deep", "tiny", text(SINGLE, struct.pack("<Q", len(DEEP)) + DEEP),
      r"header at byte \d+.*depth"),
     ("header not UTF-8", "tiny", whole(lambda b: b.replace(b'"head.weight"', b'"head\x80weight"', 1)),
-     r"header at byte \d+, tensor embed\.weight: unable to decode byte 0x80"),
+     r"header at byte \d+, tensor head: unable to decode byte 0x80"),
+    ("duplicate key at the beginning", "tiny", header(EMBED, EMBED + "," + EMBED),
+     r"header at byte \d+, tensor embed\.weight: duplicate object key"),
+    ("duplicate key behind the metadata", "tiny",
+     header('"__metadata__":{"made_by":"mkmodel"}', EMBED + ',"__metadata__":{"made_by":"mkmodel"}'),
+     r"header at byte \d+, tensor embed\.weight: duplicate object key"),
+    ("duplicate key in the metadata", "tiny",
+     header('{"made_by":"mkmodel"', '{"made_by":"mkmodel","made_by":"me"'),
+     r"header at byte \d+, __metadata__: duplicate object key"),
+    ("duplicate key in an entry", "tiny", header('"shape":[512,128],"data_offsets":[131072',
+                                                 '"dtype":"BF16","data_offsets":[131072'),
+     r"header at byte \d+, tensor head\.weight: duplicate object key"),
     ("duplicate key", "plain", header('"head.weight"', '"embed.weight"'),
      r"tensor embed\.weight: duplicate object key"),
     ("control character in a name", "tiny", header('"head.weight"', '"head\\u001b[2J"'),
@@ -83,8 +96,10 @@ TABLE = [
     ("metadata of numbers", "tiny", header('{"made_by":"mkmodel"}', '{"made_by":1}'),
      r"__metadata__ must be an object of strings"),
     # Dtypes and shapes.
-    ("unknown dtype", "plain", header('"BF16"', '"BF17"'), r'tensor embed\.weight: unknown dtype "BF17"'),
-    ("dtype is a number", "tiny", header('"BF16"', '16'), r'tensor embed\.weight: unknown dtype "\(none\)"'),
+    ("unknown dtype", "plain", header('"BF16"', '"BF17"'), 
+     DTYPES + '"BF17"$'),
+    ("dtype of other models", "tiny", header('"BF16"', '"I64"'), DTYPES + '"I64"$'),
+    ("dtype is a number", "tiny", header('"BF16"', '16'), DTYPES + r'what is no string$'),
     ("shape product wraps to 0", "plain", header("[512,128]", "[4294967296,4294967296]"),
      r"tensor embed\.weight: shape\[1\] is not a positive size that fits"),
     ("shape product wraps to the size", "tiny", header("[512,128]", "[9223372036854775807,2]"),
@@ -187,6 +202,10 @@ TABLE = [
      r"config\.json: 1048577 bytes, expected at most 1048576"),
     ("config of another model", "plain", config('"deepseek_v41"', '"llama"'),
      r'model_type must be "deepseek_v41", found "llama"'),
+    ("text of another model", "plain", config('"deepseek_v41_text"', '"llama"'),
+     r'text_config\.model_type must be "deepseek_v41_text", found "llama"'),
+    ("config nested too deep", "tiny", config("{", '{"x": ' + 32 * "[" + 32 * "]" + ","),
+     r"config\.json: nested 33 deep, at most 32"),
     ("config with a duplicate", "plain", config('"vocab_size": 512', '"vocab_size": 512, "vocab_size": 512'),
      r"config\.json: line \d+: duplicate object key"),
     ("candidates too few", "tiny", config('"candidate_topk_blocks": 4', '"candidate_topk_blocks": 2'),
@@ -418,7 +437,7 @@ def test_shrinks(models):
 
 
 def test_flips(models):
-    """One flipped byte anywhere in a header: refused, and a tensor is named."""
+    """One flipped byte anywhere in a header: refused, and a tensor is named, or the one before."""
     rng = random.Random(7)
     copy = copy_of(models["tiny"])
     path = os.path.join(copy, SINGLE)
@@ -436,7 +455,7 @@ def test_flips(models):
             f.write(bytes([good[at] ^ bit]))
         got = verify(copy)
         d.equal(got.returncode, 7, f"byte {at} bit {bit}: exit code")
-        d.check(re.search(r"tensor (\S*\w\S*)", got.stderr), f"byte {at} bit {bit}: {got.stderr!r}")
+        d.check(re.search(r"tensor (\S*\w\S*)|, after __metadata__: ", got.stderr), f"byte {at} bit {bit}: {got.stderr!r}")
         with open(path, "r+b") as f:
             f.seek(at)
             f.write(good[at:at + 1])

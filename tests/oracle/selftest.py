@@ -273,6 +273,8 @@ def wrong_usage():
                 (["--prompts", "-1"], "--prompts"),
                 (["--prompts", "x"], "--prompts: must be 1 to 1000, found x"),
                 (["--prompts", "1001"], "--prompts: must be 1 to 1000, found 1001"),
+                (["--lengths", "3,0"], "--lengths: must be 1 to 1048576, found 0"),
+                (["--lengths", "3,"], "--lengths: must be 1 to 1048576, found "),
                 (["--seed", str(2**64)], "--seed: must be 0 to"),
                 (["--config", "foo"], "--config foo is neither tiny nor small"),
                 (["--config", os.path.join(root, "half.json")], "no model of --config"),

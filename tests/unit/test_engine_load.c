@@ -113,8 +113,8 @@ static void refuse_header(const char *from, const char *to, const char *word)
 
 static void test_header(void)
 {
-    refuse_header("\"dtype\":\"BF16\"", "\"dtype\":\"BF17\"", "unknown dtype");
-    refuse_header("\"dtype\":\"BF16\"", "\"dtype\":16", "unknown dtype");
+    refuse_header("\"dtype\":\"BF16\"", "\"dtype\":\"BF17\"", "dtype must be");
+    refuse_header("\"dtype\":\"BF16\"", "\"dtype\":16", "dtype must be");
     refuse_header("\"shape\":[512,128]", "\"shape\":[512,-128]", "shape");
     refuse_header("\"shape\":[512,128]", "\"shape\":[512,0]", "shape");
     refuse_header("\"shape\":[512,128]", "\"shape\":[4294967296,4294967296]", "shape");

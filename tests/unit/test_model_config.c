@@ -7,13 +7,17 @@
  */
 
 #include "engine/model/config.h"
+#include "engine/model/json_text.h"
 #include "engine/model/primes.h"
+#include "engine/model/safetensors.h"
 #include "engine/model/tensors.h"
 #include "kvstore/base/bytes.h"
 #include "tests/harness.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static char *read_text(const char *name)
 {
@@ -292,8 +296,94 @@ static void test_draft(void)
            "dspark_num_experts_per_tok exceeds");
 }
 
+/* ---- A machine without memory: the allocations of the parser fail from one of them on. ---- */
+
+static uint32_t allocations_left;
+
+static void *scarce_malloc(size_t bytes)
+{
+    if (allocations_left == 0) return NULL;
+    allocations_left--;
+    return malloc(bytes);
+}
+
+/* Every way to run out of memory is told as that, and not as a fault of the file. */
+static void test_no_memory(void)
+{
+    char *text = read_text("tiny"), path[] = "/tmp/test_model_config.XXXXXX";
+    const char header[] = "{\"__metadata__\":{\"a\":\"b\"},\"a tensor of a name that is long\":1}";
+    const uint64_t header_bytes = sizeof(header) - 1;
+    kv_status config_status = KV_NOMEM, file_status = KV_NOMEM;
+    uint32_t configs = 0, files = 0;
+
+    const int fd = mkstemp(path);
+    EXPECT(fd >= 0 && write(fd, &header_bytes, 8) == 8);
+    EXPECT(write(fd, header, header_bytes) == (ssize_t)header_bytes && close(fd) == 0);
+    json_set_alloc_funcs(scarce_malloc, free);
+    for (uint32_t max = 0; max < 100000 && config_status != KV_OK; max++, configs++) {
+        struct eng_config config;
+        struct kv_error err = {0};
+        allocations_left = max;
+        config_status = eng_config_parse("c.json", text, strlen(text), &config, &err);
+        if (config_status == KV_INVALID) (void)fprintf(stderr, "%u: %s\n", max, err.text);
+        EXPECT(config_status == KV_OK || config_status == KV_NOMEM);
+        EXPECT(config_status == KV_OK || strstr(err.text, "c.json: no memory for its") != NULL);
+    }
+    for (uint32_t max = 0; max < 1000 && file_status == KV_NOMEM; max++, files++) {
+        struct eng_safetensors *file = NULL;
+        struct kv_error err = {0};
+        allocations_left = max;
+        file_status = eng_safetensors_open(path, &file, &err);
+        EXPECT(file_status == KV_INVALID || strstr(err.text, ": no memory for its header") != NULL);
+        EXPECT(file_status == KV_NOMEM || strstr(err.text, "printable ASCII") != NULL);
+    }
+    json_set_alloc_funcs(malloc, free);
+    EXPECT(config_status == KV_OK && configs > 100);
+    EXPECT(file_status == KV_INVALID && files > 10);
+    EXPECT(unlink(path) == 0);
+    free(text);
+}
+
+static void test_json_text(void)
+{
+    static const struct {
+        const char *text;
+        size_t at;
+        const char *member;
+    } members[] = {
+        {"{\"a\":1,\"b\":{\"c\":2},\"d\":3}", 5, "a"},
+        {"{\"a\":1,\"b\":{\"c\":2},\"d\":3}", 7, "a+"}, /* Behind the comma. */
+        {"{\"a\":1,\"b\":{\"c\":2},\"d\":3}", 10, "b"}, /* Behind its key. */
+        {"{\"a\":1,\"b\":{\"c\":2},\"d\":3}", 17, "b"}, /* In its value: c is no member. */
+        {"{ \"x\\\"{\" : \"}\", \"bro", 20, "bro"},     /* A key that does not end. */
+        {"{ \"x\\\"{\" : \"}\", \"bro", 13, "x\\\"{"},
+        {"{\"\x01\x80\":1", 6, "??"},
+        {"{\"a\":1", 1, NULL},
+        {"[\"a\",\"b\"]", 8, "b"}, /* No object, but as much is to be seen as in one. */
+        {"", 0, NULL},
+    };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(members); i++) {
+        char name[8];
+        bool after = false;
+        const bool found =
+            eng_json_member(members[i].text, members[i].at, name, sizeof(name) - 1, &after);
+        EXPECT(found == (members[i].member != NULL));
+        if (after) (void)snprintf(name + strlen(name), 2, "+");
+        if (found) EXPECT_EQ_STR(name, members[i].member);
+    }
+    char cut[3];
+    bool after = true;
+    EXPECT(eng_json_member("{\"abc\":", 7, cut, sizeof(cut), &after) && !after);
+    EXPECT_EQ_STR(cut, "ab");
+    EXPECT_EQ_U32(eng_json_depth("7", 1), 0);
+    EXPECT_EQ_U32(eng_json_depth("{\"[[[[\":[{}]}", 13), 3);
+    EXPECT_EQ_U32(eng_json_depth("]]}[", 4), 1);
+}
+
 int main(void)
 {
+    test_json_text();
+    test_no_memory();
     test_released();
     test_toys();
     test_walk();

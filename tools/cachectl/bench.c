@@ -56,62 +56,67 @@
     "A target that is missed is reported as missed; the exit code stays 0.  A benchmark that is\n" \
     "ended (Ctrl-C) says what it has measured so far, and leaves no files and no daemon."
 
-/* Flags that not every benchmark takes; --quick is everybody's. */
+/* Flags that not every benchmark takes. */
 enum {
-    TAKES_DAEMON = 1,
-    TAKES_DIR = 2,
-    TAKES_SEED = 4,
-    TAKES_HOT = 8,
-    TAKES_MODEL = 16,
-    TAKES_THREADS = 32,
-    TAKES_BYTES = 64,
-    TAKES_OPS = 128,
+    TAKES_QUICK = 1,
+    TAKES_DAEMON = 2,
+    TAKES_DIR = 4,
+    TAKES_SEED = 8,
+    TAKES_BYTES = 16,
+    TAKES_OPS = 32,
+    TAKES_HOT = 64,
+    TAKES_MODEL = 128,
+    TAKES_THREADS = 256,
+    TAKES_ENGINE = TAKES_QUICK | TAKES_MODEL | TAKES_THREADS,
 };
-#define TAKES_ENGINE (TAKES_MODEL | TAKES_THREADS)
 #define NOT_GIVEN UINT64_MAX /* No number of the command line is. */
 
-static const char *const flags[] = {"--daemon", "--dir",     "--seed",  "--hot",
-                                    "--model",  "--threads", "--bytes", "--ops-token-file"};
+static const char *const flags[] = {
+    "--quick",          "--daemon", "--dir",   "--seed",    "--bytes",
+    "--ops-token-file", "--hot",    "--model", "--threads",
+};
 
 static const struct {
     const char *name, *help, *example;
     unsigned takes;
     int (*run)(struct bench_progress *progress, const struct bench_engine_options *options);
 } benches[] = {
-    {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", TAKES_DAEMON, NULL},
-    {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", TAKES_HOT, NULL},
+    {"rpc", TEXT_RPC "\n" TEXT_ALL, "cachectl bench rpc --quick", TAKES_QUICK | TAKES_DAEMON, NULL},
+    {"gemm", TEXT_GEMM "\n" TEXT_ALL, "cachectl bench gemm --quick", TAKES_QUICK | TAKES_HOT, NULL},
     {"fill", TEXT_FILL "\n" TEXT_ALL, "cachectl bench fill --dir /var/lib/scratch --bytes 3GiB",
      TAKES_DAEMON | TAKES_DIR | TAKES_BYTES | TAKES_OPS, NULL},
     {"restart", TEXT_RESTART "\n" TEXT_ALL, "cachectl bench restart --quick",
-     TAKES_DAEMON | TAKES_DIR | TAKES_SEED, NULL},
+     TAKES_QUICK | TAKES_DAEMON | TAKES_DIR | TAKES_SEED, NULL},
     {"prefill", TEXT_PREFILL TEXT_ENGINE TEXT_ALL, "cachectl bench prefill --quick", TAKES_ENGINE,
      bench_prefill},
-    {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick", TAKES_MODEL,
-     bench_threads},
+    {"threads", TEXT_THREADS TEXT_ENGINE TEXT_ALL, "cachectl bench threads --quick",
+     TAKES_QUICK | TAKES_MODEL, bench_threads},
     {"resume", TEXT_RESUME TEXT_ENGINE TEXT_ALL, "cachectl bench resume --quick", TAKES_ENGINE,
      bench_resume},
     {"decode", TEXT_DECODE TEXT_ENGINE TEXT_ALL, "cachectl bench decode --quick", TAKES_ENGINE,
      bench_decode},
-    {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick", TAKES_MODEL,
-     bench_draft},
+    {"draft", TEXT_DRAFT TEXT_ENGINE TEXT_ALL, "cachectl bench draft --quick",
+     TAKES_QUICK | TAKES_MODEL, bench_draft},
     {"batch-replay", TEXT_BATCH_REPLAY TEXT_ENGINE TEXT_ALL, "cachectl bench batch-replay --quick",
      TAKES_ENGINE, bench_batch_replay},
-    {"ssd-read", TEXT_SSD_READ "\n" TEXT_ALL, "cachectl bench ssd-read --quick", 0, NULL},
-    {"ssd-commit", TEXT_SSD_COMMIT "\n" TEXT_ALL, "cachectl bench ssd-commit --quick", 0, NULL},
+    {"ssd-read", TEXT_SSD_READ "\n" TEXT_ALL, "cachectl bench ssd-read --quick", TAKES_QUICK, NULL},
+    {"ssd-commit", TEXT_SSD_COMMIT "\n" TEXT_ALL, "cachectl bench ssd-commit --quick", TAKES_QUICK,
+     NULL},
 };
 
 /* A flag that this benchmark would not look at is a mistake of whoever gave it. */
 static bool check_flags(const char *name, unsigned given)
 {
-    char list[128] = "--quick";
+    char list[128] = "";
     unsigned takes = given;
-    size_t used = strlen(list);
+    size_t used = 0;
 
     for (size_t i = 0; i < KV_ARRAY_COUNT(benches); i++)
         if (strcmp(name, benches[i].name) == 0) takes = benches[i].takes;
     for (size_t i = 0; i < KV_ARRAY_COUNT(flags); i++)
         if ((takes & (1u << i)) != 0)
-            used += (size_t)snprintf(list + used, sizeof(list) - used, ", %s", flags[i]);
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? ", " : "",
+                                     flags[i]);
     for (size_t i = 0; i < KV_ARRAY_COUNT(flags); i++)
         if ((given & ~takes & (1u << i)) != 0) {
             ctl_error("bench %s does nothing with %s; its flags are %s", name, flags[i], list);
@@ -152,6 +157,19 @@ static struct command named_command(const struct command *command, int argc, cha
     return named;
 }
 
+static unsigned given_flags(const struct bench_engine_options *options,
+                            const struct bench_restart_options *restart,
+                            const struct bench_fill_options *fill, bool hot)
+{
+    return (options->quick ? TAKES_QUICK : 0u) | (restart->daemon != NULL ? TAKES_DAEMON : 0u) |
+           (restart->dir != NULL ? TAKES_DIR : 0u) |
+           (restart->seed != NOT_GIVEN ? TAKES_SEED : 0u) |
+           (fill->bytes != NULL ? TAKES_BYTES : 0u) |
+           (fill->ops_token_file != NULL ? TAKES_OPS : 0u) | (hot ? TAKES_HOT : 0u) |
+           (options->model_dir != NULL ? TAKES_MODEL : 0u) |
+           (options->threads != NOT_GIVEN ? TAKES_THREADS : 0u);
+}
+
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)
 {
     struct bench_engine_options options = {.threads = NOT_GIVEN};
@@ -182,13 +200,8 @@ static int run(struct ctl *ctl, const struct command *command, int argc, char **
     };
     const struct command named = named_command(command, argc, argv);
     if (ctl_parse(ctl, &named, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
-    const unsigned given =
-        (restart.daemon != NULL ? TAKES_DAEMON : 0u) | (restart.dir != NULL ? TAKES_DIR : 0u) |
-        (restart.seed != NOT_GIVEN ? TAKES_SEED : 0u) | (hot ? TAKES_HOT : 0u) |
-        (options.model_dir != NULL ? TAKES_MODEL : 0u) |
-        (options.threads != NOT_GIVEN ? TAKES_THREADS : 0u) |
-        (fill.bytes != NULL ? TAKES_BYTES : 0u) | (fill.ops_token_file != NULL ? TAKES_OPS : 0u);
-    if (!check_flags(argv[0], given)) return CLIENT_EXIT_USAGE;
+    if (!check_flags(argv[0], given_flags(&options, &restart, &fill, hot)))
+        return CLIENT_EXIT_USAGE;
     if (restart.seed == NOT_GIVEN) restart.seed = MKSTATE_SEED_DEFAULT;
     if (options.threads == NOT_GIVEN) options.threads = 0;
     if (options.threads > KV_ENGINE_THREADS_MAX) {

@@ -20,10 +20,10 @@ struct bench_pairs {
     char anchor[96]; /* What it is compared with. */
     double unit;     /* Work done by one measured run; 0: seconds are printed instead. */
     double anchor_unit;
-    const char *unit_name; /* Of its speed; NULL: "tok/s". */
-    double target; /* 0: none. */
-    bool at_least; /* The ratio should be at least `target`; false: at most. */
-    bool speed;    /* The ratio is of speeds (unit / seconds); false: of seconds. */
+    const char *unit_name;   /* Of its speed; NULL: "tok/s". */
+    double target;           /* 0: none. */
+    bool at_least;           /* The ratio should be at least `target`; false: at most. */
+    bool speed;              /* The ratio is of speeds (unit / seconds); false: of seconds. */
     uint32_t count, planned; /* Fewer than planned: the time of --quick was used up. */
     double seconds[BENCH_PAIRS_MAX], anchor_seconds[BENCH_PAIRS_MAX];
 };

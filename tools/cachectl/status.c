@@ -195,7 +195,7 @@ static void print_engine(const Cached__Admin__V1__GetStatsResponse *s)
     const double drafts = accepted + stats_sum(s, "cached_engine_drafts_total", "refused");
     (void)printf("%-9s prefill %.0f, replay %.0f, decode %.0f tokens/s\n", "engine",
                  engine_speed(s, "prefill"), engine_speed(s, "replay"), engine_speed(s, "decode"));
-    (void)printf("%-9s %.1f rows of %.1f sessions, at most %.0f rows", "passes",
+    (void)printf("%-9s %.1f rows (encoder + decoder) of %.1f sessions, at most %.0f", "passes",
                  stats_sum(s, "cached_engine_pass_rows", "mean"),
                  stats_sum(s, "cached_engine_pass_sessions", "mean"),
                  stats_sum(s, "cached_engine_pass_rows", "max"));
