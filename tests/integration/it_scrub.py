@@ -487,11 +487,18 @@ FAULT = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 static ssize_t failing(const char *name, int fd, void *buf, size_t bytes, long offset)
 {
-    if (offset == atol(getenv("FAULT_OFFSET")) && access(getenv("FAULT_FILE"), F_OK) == 0) {
+    char link[64], path[512];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    const ssize_t n = readlink(link, path, sizeof(path) - 1);
+    path[n > 0 ? n : 0] = 0;
+    if (strstr(path, "/segment-") && offset >= atol(getenv("FAULT_OFFSET")) &&
+        access(getenv("FAULT_FILE"), F_OK) == 0) {
         errno = EIO;
         return -1;
     }
