@@ -303,14 +303,14 @@ class Daemon:
         Daemon.running.append(self)
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            found = re.search(r"event=ready port=(\d+)", self.log(offset))
+            found = re.search(r"event=ready port=(\d+)", self.log_now(offset))
             if found:
                 self.port = int(found.group(1))
                 return self
             if self.process.poll() is not None:
                 break
             time.sleep(0.01)
-        raise RuntimeError(f"the daemon did not start: {self.log(offset)}")
+        raise RuntimeError(f"the daemon did not start: {self.log_now(offset)}")
 
     def refused(self, timeout=30):
         """Runs a daemon that must refuse to start: (exit code, its standard error)."""
@@ -318,10 +318,30 @@ class Daemon:
                               timeout=timeout, check=False, env=self.env)
         return done.returncode, done.stderr.decode()
 
-    def log(self, offset=0):
+    def log_now(self, offset=0):
         with open(self.log_file, "rb") as f:
             f.seek(offset)
             return f.read().decode(errors="replace")
+
+    def log(self, offset=0):
+        """The log, when nothing was added for a moment: a thread of its own writes it, so an answer
+        may be here before its line."""
+        found = self.log_now(offset)
+        for _ in range(30):  # It may never be quiet.
+            time.sleep(0.03)
+            before, found = found, self.log_now(offset)
+            if found == before:
+                break
+        return found
+
+    def logged(self, text, offset=0, seconds=5):
+        """Whether the log has this text, soon."""
+        end = time.monotonic() + seconds
+        while text not in self.log_now(offset):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return True
 
     def client(self, user="alice", token=None, target=None):
         if token is None and user is not None:

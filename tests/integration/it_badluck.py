@@ -160,7 +160,7 @@ def permission_lost_while_running():
             break
     equal(len(reasons), 3, "saves refused without the right to make a segment")
     check(all(r in ("SSD_READ_ONLY", "SSD_FULL") for r in reasons), f"reasons: {reasons}")
-    check("Permission denied" in box.log(), "the log says why")
+    check(box.logged("Permission denied"), "the log says why")
     hits(box, stored, "without the right")
     well(box, what="without the right")
     os.chmod(folder, 0o700)
@@ -455,7 +455,7 @@ def too_few_descriptors_while_running():
         if len(reasons) == 3:
             break
     equal(len(reasons), 3, "saves refused without a descriptor for a segment")
-    check("Too many open files" in box.log(), "the log says why")
+    check(box.logged("Too many open files"), "the log says why")
     check(box.is_up(), "the daemon is up")
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     saves_again(box, "with descriptors again")

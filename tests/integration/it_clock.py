@@ -37,7 +37,7 @@ def said(box, event, offset, seconds=5):
     end = time.monotonic() + seconds
     while f"event={event}" not in box.log(offset) and time.monotonic() < end:
         time.sleep(0.02)
-    return check(f"event={event}" in box.log(offset), f"the log says {event}")
+    return check(box.logged(f"event={event}", offset), f"the log says {event}")
 
 
 def all_there(box, prompts, what):

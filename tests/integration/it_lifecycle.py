@@ -62,7 +62,7 @@ def stop_idle():
         check(not os.path.exists(daemon.flags["server.pid_file"]), "the pid file is gone")
         check(not os.path.exists(daemon.socket), "the socket is gone")
         for event in ("event=start ", "event=ready ", "event=stop ", "event=stopped "):
-            check(event in daemon.log(), f"{event}in the log")
+            check(daemon.logged(event), f"{event}in the log")
 
 
 def stop_at_once():

@@ -121,7 +121,7 @@ def reads_that_fail_and_work_again():
         stats = box.stats()
         equal((stats.checkpoints, box.counter("cached_checkpoints_dropped_total")),
               (checkpoints, 0), f"{what}: checkpoints stored, and dropped")
-        check("event=page_read_failed" in box.log(), f"{what}: the log says so")
+        check(box.logged("event=page_read_failed"), f"{what}: the log says so")
         well(box, what=what)
         os.unlink(trigger)
         box.restart()

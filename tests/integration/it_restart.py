@@ -268,7 +268,7 @@ def damage_found_when_a_tree_is_loaded():
         state.put(victim.key, victim.value[:20] + bytes([victim.value[20] ^ 1]) + victim.value[21:])
         start(box, f"a damaged {kind}", None)
         serves(box, prompts, f"a damaged {kind}", hurt=("alice/s2",))
-        check("event=record_damaged" in box.log(), "the log tells")
+        check(box.logged("event=record_damaged"), "the log tells")
         box.stop()
         state = State(box.state)
         check(state.doubt and victim.key not in state.records, f"a damaged {kind}: doubt, deleted")
@@ -294,7 +294,7 @@ def files_that_are_gone_are_counted_by_reason():
     equal(box.counter("cached_start_dropped", cause), len(listed), cause)
     equal(box.counter("cached_start_dropped", 'what="bytes",cause="place_gone"'),
           len(gone) * state.page_bytes, "bytes dropped")
-    check(f'why="{len(listed)} need pages that have no place' in box.log(), "the log says why")
+    check(box.logged(f'why="{len(listed)} need pages that have no place'), "the log says why")
     tool = Tool(f"unix:{box.socket}", token_file(box.directory, "ops"))
     said = tool.code(0, "status").stdout
     check(f"{count} checkpoints recovered (" in said and f"{len(listed)} dropped; all trees were read"
@@ -357,7 +357,7 @@ def it_answers_while_it_starts():
     equal(next(watch).status, 1, "the watcher: SERVING")
     watch.cancel()
     check({"reading trees", "reading sessions"} <= phases, f"phases: {phases}")
-    check("event=starting phase=" in box.log(), "the log tells how far it is")
+    check(box.logged("event=starting phase="), "the log tells how far it is")
     check(time.monotonic() - began > 3, "the plant slowed it down")
     resumed(Talk(client, "s0").prefill(prompts["alice/s0"] + tokens(9)), REPLAY,
             even(len(prompts["alice/s0"])), "served in the end")

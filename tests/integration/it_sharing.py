@@ -67,7 +67,7 @@ def a_model_file_that_shrinks_ends_calls_not_the_daemon():
     os.truncate(os.path.join(path, "model.safetensors"), 8192)
     for ids in (prompt + tokens(80), tokens(20)):
         expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
-    check(f"{path}/model.safetensors: shrank" in box.log(), "the log names the file")
+    check(box.logged(f"{path}/model.safetensors: shrank"), "the log names the file")
     time.sleep(0.2)  # The shard looks every 50 ms.
     check("a file of the model" in box.stats().health, f"health says so: {box.stats().health}")
     equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
@@ -88,7 +88,7 @@ def a_model_file_that_is_written_to_ends_calls_until_the_next_start():
         f.write(b"\x40" * 32)
     for ids in (prompt + tokens(80), tokens(20)):
         expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
-    check(f"{path}/model.safetensors: changed" in box.log(), "the log names the file")
+    check(box.logged(f"{path}/model.safetensors: changed"), "the log names the file")
     equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
     box.stop()
     box.start()  # Another model by its bytes: what the first one computed is not used.

@@ -299,7 +299,7 @@ def segments_beyond_every_life_go_as_a_whole():
     while box.tier("ssd").items_used > 20 and time.monotonic() < end:
         time.sleep(0.1)
     check(box.tier("ssd").items_used <= 20, f"pages in use: {box.tier('ssd').items_used}")
-    check("event=segments_expired" in box.log(), "the log says so")
+    check(box.logged("event=segments_expired"), "the log says so")
     got = talk.prefill(history + tokens(20))
     check(got.hit_tokens >= 1278, f"the rest is there: {got.hit_tokens}")
     box.crash()
@@ -442,7 +442,7 @@ def others_fill_the_file_system_and_let_go():
     box.state, box.segment = box.flags["state.dir"], 8 * MIB
     try:
         box.start()
-        check("event=ssd_limited" in box.log(), "the log says that the tier gets less than ssd.bytes")
+        check(box.logged("event=ssd_limited"), "the log says that the tier gets less than ssd.bytes")
         client, prompts = box.client(), {}
         for i in range(8):
             equal(save(client, f"first{i}", 12800, prompts).save_reason, "", f"first{i}")
@@ -480,7 +480,7 @@ def others_fill_the_file_system_and_let_go():
             equal(save(client, f"last{i}", 12800, last).save_reason, "", f"last{i}")
         offset = len(box.log())
         box.crash()
-        check("dropped 0" in box.log(offset), "nothing is dropped at the next start")
+        check(box.logged("dropped 0", offset), "nothing is dropped at the next start")
         client = box.client()
         for name, prompt in last.items():
             got = Talk(client, name).prefill(prompt + tokens(3))
