@@ -178,7 +178,7 @@ def hurt_under_the_daemon(what, damage):
     """damage(path, box) to one segment in use.  What it hit is computed again, once; the rest hits."""
     box = Box("synthetic", CROWDED).start()
     box.page_bytes = box.stats().page_bytes
-    prompts = stored_sessions(box, 30, 300, 500)
+    prompts = stored_sessions(box, 42, 300, 500)  # 126 pages at least; memory holds 102.
     pages = pages_on_disk(box)
     used = sorted({page[0] for page in pages})
     check(len(used) >= 4, f"{what}: segments in use: {len(used)}")
