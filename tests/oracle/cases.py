@@ -68,6 +68,13 @@ def runs(cfg, ids, index, quant_on):
     return out
 
 
+def replays(ids, quant_on):
+    """Cold runs of a prompt, then it replayed at every position of it."""
+    out = [Case(ids, mode, None, quant_on=quant_on) for mode in ("all", "ced")]
+    return out + [Case(ids, ("all", "ced")[at // 2 % 2], CHUNKS[at % len(CHUNKS)], at, True, quant_on)
+                  for at in range(1, len(ids))]
+
+
 def edges(cfg, cases):
     """Names of the edges (7.2) that a list of cases does not cross."""
     W, k = cfg.window, cfg.topk
