@@ -56,17 +56,27 @@ def long_prefill(talk, number):
         pass
 
 
-@case
-def a_model_file_that_shrinks_ends_calls_not_the_daemon():
+def a_model_of_its_own():
+    """A daemon on a copy of the model, with a session of one checkpoint at 200."""
     path = os.path.join(scratch(), "model")
     shutil.copytree(model_dir(), path)
     box = Box("cpu", {"engine.model_dir": path}).start()
     talk = Talk(box.client(), "s")
     prompt = tokens(200)
     talk.prefill(prompt)
-    os.truncate(os.path.join(path, "model.safetensors"), 8192)
+    return path, box, talk, prompt
+
+
+def is_refused(talk, prompt):
     for ids in (prompt + tokens(80), tokens(20)):
         expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
+
+
+@case
+def a_model_file_that_shrinks_ends_calls_not_the_daemon():
+    path, box, talk, prompt = a_model_of_its_own()
+    os.truncate(os.path.join(path, "model.safetensors"), 8192)
+    is_refused(talk, prompt)
     check(box.logged(f"{path}/model.safetensors: shrank"), "the log names the file")
     time.sleep(0.2)  # The shard looks every 50 ms.
     check("a file of the model" in box.stats().health, f"health says so: {box.stats().health}")
@@ -76,18 +86,12 @@ def a_model_file_that_shrinks_ends_calls_not_the_daemon():
 
 @case
 def a_model_file_that_is_written_to_ends_calls_until_the_next_start():
-    path = os.path.join(scratch(), "model")
-    shutil.copytree(model_dir(), path)
-    box = Box("cpu", {"engine.model_dir": path}).start()
-    talk = Talk(box.client(), "s")
-    prompt = tokens(200)
-    talk.prefill(prompt)
+    path, box, talk, prompt = a_model_of_its_own()
     weights = os.path.join(path, "model.safetensors")
     with open(weights, "r+b") as f:
         f.seek(os.path.getsize(weights) - 64)
         f.write(b"\x40" * 32)
-    for ids in (prompt + tokens(80), tokens(20)):
-        expect(talk.prefill, ids, code="UNAVAILABLE", reason="MODEL_LOST", field="engine.model_dir")
+    is_refused(talk, prompt)
     check(box.logged(f"{path}/model.safetensors: changed"), "the log names the file")
     equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
     box.stop()
