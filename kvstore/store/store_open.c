@@ -270,7 +270,9 @@ static kv_status begin_run(struct kv_store *store, struct kv_error *err)
     if (status != KV_OK) return status;
     visit.record.directory = store->options.superblock.id;
     visit.record.model = store->options.model;
-    visit.record.boots++;
+    /* Each start is a batch, so among those that were lost as many starts may have been; their
+     * generations stand in pages. */
+    visit.record.boots += 1 + store->recovery.lost_batches;
     store->generation = visit.record.boots << 32;
     const struct kv_manifest_put put = {key, key_bytes, value,
                                         kv_record_store_encode(&visit.record, value)};
