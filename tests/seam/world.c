@@ -33,7 +33,7 @@ static struct kv_store_options options_of(const struct kv_layout *layout, struct
         .pool_bytes = 64u << 10,
         .ssd_bytes = WORLD_PAGES_MAX / WORLD_SEGMENT_PAGES * segment_bytes,
         .segment_bytes = segment_bytes,
-        .index_bytes = 1u << 20,
+        .index_bytes = 64u << 20,
         .pool_ttl_ms = 1000,
         .rows_ttl_ms = KV_TTL_MS_MAX,
         .sessions_max = CONTENT_SESSIONS,
