@@ -17,8 +17,8 @@ from faults import (
     stored_sessions, well)
 from state_files import State, resealed_record
 from talk import (
-    EXACT, MISS, PAGE, REPLAY, Box, Talk, case, even, name_of, overwrite, patiently, resumed, run_cases,
-    skip_case, tokens)
+    EXACT, MISS, PAGE, REPLAY, Box, Talk, case, even, flip, name_of, overwrite, patiently, resumed,
+    run_cases, skip_case, tokens)
 
 NOBODY = 65534
 
@@ -404,6 +404,41 @@ def a_disk_whose_writes_hang():
 @case
 def a_disk_whose_flushes_hang():
     a_disk_that_hangs("flush")
+
+
+@case
+def damage_found_while_a_save_hangs():
+    """Nothing that the save needs is dropped under it: the turn goes without the page, the save gets
+    there, and the next turn drops what is hurt."""
+    calls = Calls()
+    box = Box("synthetic", {**CROWDED, "io.backend": "pool"}, env=calls.env()).start()
+    box.page_bytes = box.stats().page_bytes
+    client = box.client()
+    talk, history = Talk(client, "s"), tokens(400)
+    equal(talk.prefill(history).save_reason, "", "saved")
+    first = {path: offset for path, offset, position, _ in pages_on_disk(box) if position == 0}
+    others = [Talk(client, f"o{i}") for i in range(8)]  # Opening is recorded.
+    calls.hang("flush")
+    history += tokens(40)
+    got = talk.prefill(history, timeout=4)
+    equal(got.save_reason, "SSD_SLOW", "a save that hangs")
+    for other in others:  # Its windows and rows leave memory.
+        other.prefill(tokens(1500), timeout=4, no_checkpoint=True)
+    for path, offset in first.items():
+        flip(path, offset + 3000)
+    got = talk.prefill(history + tokens(5), timeout=4, no_checkpoint=True)
+    equal((got.hit_tokens, got.reason), (0, "CORRUPT"), "a turn that meets the damage")
+    calls.work()
+    answers_again(box, "flushes hung")
+    check(box.is_up(), "the daemon is up")
+    saves_again(box, "damage found beside a save")
+    talk.close()
+    got = talk.prefill(history + tokens(5))
+    equal((got.hit_tokens, got.save_reason), (0, ""), "the next turn")
+    got = talk.prefill(history + tokens(5))
+    check(got.hit_tokens > 0, "and the one after")
+    well(box, what="damage found beside a save")
+    box.stop()
 
 
 # ---- Descriptors ----
