@@ -209,6 +209,7 @@ static struct kv_ssd_options ssd_options(const struct kv_store_options *options,
         .segment_bytes = options->segment_bytes,
         .page_bytes = options->layout->page_bytes,
         .directory = options->superblock.id,
+        .erase_within_ns = options->erase_within_ms * 1000000u,
     };
 }
 
@@ -407,7 +408,7 @@ void kv_store_tick(struct kv_store *store)
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
-    kv_ssd_tick(store->ssd);
+    kv_ssd_tick(store->ssd, kv_store_now_ns(store));
     tell_refused(store);
     (void)kv_pool_tick(store->pool, kv_store_now_ns(store), 64);
 }

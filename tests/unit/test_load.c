@@ -142,7 +142,7 @@ static void test_place_not_in_use(void)
 }
 
 /* A tree as deep as it has checkpoints: leaving memory and being dropped take as long as it has
- * nodes, not their square (ten seconds and more, with nobody else served). */
+ * nodes, not their square (minutes, with nobody else served). */
 static void test_deep(void)
 {
     enum { NODES = 100000, ROUNDS = 2 };
