@@ -20,10 +20,17 @@
 #define KV_SESSION_NAME_MAX 128u /* [A-Za-z0-9._:-], 1 to 128 bytes. */
 #define KV_REQUEST_ID_MAX 64u
 
+/* Answers kept by request_id, in RAM. */
+#define KV_REQUEST_FIELDS_MAX 16u        /* Of one message, besides session_id and request_id. */
+#define KV_ANSWERS_PER_SESSION_MAX 64u   /* The last ones. */
+#define KV_ANSWERS_LIFE_MS 600000u       /* From the end of the call. */
+#define KV_ANSWERS_BYTES_MAX (16u << 20) /* Of one shard; the oldest go first. */
+
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
-                                            */
+#define KV_STOPS_MAX                                                                               \
+    (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.                   \
+                           */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -81,7 +88,7 @@
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u
-#define KV_READ_DEPTH 32u /* Pages of one read that are with the disk at a time. */
+#define KV_READ_DEPTH 32u            /* Pages of one read that are with the disk at a time. */
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
