@@ -92,7 +92,7 @@ static void removal_free(struct removal *removal)
 static void removal_end(struct removal *removal)
 {
     struct flow *flow = removal->flow;
-    if (removal->user != NULL) removal->user->erasing = false;
+    if (removal->user != NULL && !removal->dry_run) removal->user->erasing = false;
     if (flow != NULL) flow->req->out.receipt = removal->receipt;
     removal_free(removal);
     if (flow != NULL) flow_finish(flow);

@@ -270,10 +270,9 @@ def a_user_in_the_middle_of_things():
     equal(State(box.state).users, {}, "nobody is left")
 
 
-@case
-def a_dry_run_that_ends_early():
-    """It has taken nothing out of reach, so it puts nothing back: a deletion that has begun meanwhile
-    goes on, and nobody is let into the session before it is gone."""
+def removed_beside_a_dry_run(what, remove, looks):
+    """A dry run waits for records; the removal begins; the dry run ends; the removal is written and not
+    yet durable: `looks` of alice are refused all the time."""
     faults = Calls()
     box = Box("synthetic", {**FLAGS, "io.backend": "pool"}, env=faults.env()).start()
     talk = Talk(box.client(), "go")
@@ -297,24 +296,38 @@ def a_dry_run_that_ends_early():
                            kwargs={"timeout": 1})
     dry.start()
     time.sleep(0.2)
-    gone = threading.Thread(target=call, args=("delete", talk.call.DeleteSession,
-                                               pb.DeleteSessionRequest(session_id="go")),
+    gone = threading.Thread(target=call, args=("removal", *remove(box, talk)),
                             kwargs={"timeout": 30})
     gone.start()
     dry.join()
-    equal(answers["dry"].code, "DEADLINE_EXCEEDED", "the dry run waited for records")
-    faults.hang("flush", ".log")  # Records come, and the deletion is written and not yet durable.
+    equal(answers["dry"].code, "DEADLINE_EXCEEDED", f"{what}: the dry run waited for records")
+    faults.hang("flush", ".log")
     time.sleep(0.3)
     for _ in range(3):
-        expect(looker.session.Lookup, pb.LookupRequest(session_id="go", tokens=pack(prompt)),
-               code="ABORTED", reason="SESSION_BUSY", timeout=2)
+        expect(*looks(looker), code="ABORTED", reason="SESSION_BUSY", timeout=2)
     faults.work()
     gone.join()
-    check(getattr(answers["delete"], "deleted", False), f"the deletion: {answers['delete']}")
-    check(box.is_up(), "the daemon is up")
-    is_gone(talk, "DELETED", "deleted beside a dry run")
+    check(not isinstance(answers["removal"], Failure), f"{what}: {answers['removal']}")
+    check(box.is_up(), f"{what}: the daemon is up")
+    is_gone(talk, "DELETED", what)
     box.stop()
-    holds_nothing(box, "alice/go", "deleted beside a dry run")
+    return holds_nothing(box, "alice/go", what)
+
+
+@case
+def a_dry_run_that_ends_early():
+    """It has taken nothing out of reach, so it puts nothing back: a removal that has begun meanwhile
+    goes on, and nobody is let in before it is done."""
+    removed_beside_a_dry_run(
+        "DeleteSession",
+        lambda box, talk: (talk.call.DeleteSession, pb.DeleteSessionRequest(session_id="go")),
+        lambda client: (client.session.Lookup,
+                        pb.LookupRequest(session_id="go", tokens=pack([1, 2]))))
+    state = removed_beside_a_dry_run(
+        "EraseUser",
+        lambda box, talk: (box.operator.EraseUser, admin_pb.EraseUserRequest(user="alice")),
+        lambda client: (client.session.OpenSession, pb.OpenSessionRequest(session_id="new")))
+    equal(list(state.users.values()), [], "no record of the user")
 
 
 @case
