@@ -26,6 +26,11 @@ uint64_t resume_lap(struct flow *flow)
 
 static bool stage_probe(struct flow *flow);
 
+bool resume_is_stale(const struct flow *flow)
+{
+    return flow->removals != flow->session->tree->removals;
+}
+
 static bool out_of_memory(struct flow *flow, const void *memory)
 {
     if (memory != NULL) return false;
@@ -110,6 +115,7 @@ void resume_match(struct flow *flow)
                           .unmarked_only = flow->exact,
                           .reach = resume_reach(flow)};
     kv_match_run(&flow->match, store->index, flow->session, judged_ms(store));
+    flow->removals = flow->session->tree->removals;
 
     const struct live *live = flow->session->live;
     flow->live_match = 0;
@@ -177,6 +183,10 @@ static void probes_read(struct kv_read *read)
         return;
     }
     flow_unpin_read(flow);
+    if (resume_is_stale(flow)) {
+        resume_match(flow);
+        return;
+    }
     if (bad != KV_PAGE_INDEX_NONE && flow->req->out.weakened < RESUME_WEAKEN_MAX) {
         resume_weaken(flow, bad, 0, KV_CORRUPT);
         return;

@@ -78,7 +78,7 @@ void shard_destroy(struct shard *shard)
         free(shard->lives[i].page_bytes);
     }
     free(shard->lives);
-    free(shard->compact.sessions);
+    free(shard->compact.trees);
     kv_scrub_destroy(shard->scrub.run);
     free(shard);
 }
@@ -167,7 +167,7 @@ void shard_commit_ended(struct shard *shard, struct kv_session *session)
 {
     struct flow *woken = NULL;
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
-        if (!flow->waits_commit || flow->session != session) continue;
+        if (!flow->waits_commit || flow->session->tree != session->tree) continue;
         flow->waits_commit = false;
         flow->next_waiter = woken;
         woken = flow;
@@ -189,11 +189,14 @@ void shard_session_freed(struct shard *shard, struct kv_session *session)
 
 void shard_before_drop(struct kv_session *session, const struct kv_node *node)
 {
-    struct live *live = session->live;
-    if (live == NULL) return;
-    if (live->node != NULL && kv_index_is_ancestor(node, live->node))
-        live_fall_back(live, node->parent);
-    if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
+    for (struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at)) {
+        struct live *live = at->live;
+        if (live == NULL) continue;
+        if (live->node != NULL && kv_index_is_ancestor(node, live->node))
+            live_fall_back(live, node->parent);
+        if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
+    }
 }
 
 /* Requests that only wait see their cancel flag and deadline here; a running job looks at the flag

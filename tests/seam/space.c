@@ -64,7 +64,7 @@ static kv_status charges(struct count *count)
     for (uint32_t s = 0; s < CONTENT_SESSIONS; s++) {
         const struct kv_session_id id = content_session(s);
         const struct kv_session *session = kv_index_session_find(index, &id);
-        if (session == NULL || session->load != KV_LOAD_DONE) continue;
+        if (session == NULL || session->tree->load != KV_LOAD_DONE) continue;
         if (session->pages != count->sessions[s])
             return differ(count, "pages of a session", session->pages, count->sessions[s]);
     }

@@ -126,7 +126,7 @@ static void loaded(void *context, struct kv_session *session, kv_status status)
 bool world_load(struct world *world, struct kv_session *session)
 {
     kv_status status = KV_STATUS_COUNT; /* Not yet. */
-    if (session->load == KV_LOAD_DONE) return true;
+    if (session->tree->load == KV_LOAD_DONE) return true;
     kv_store_load_start(world->store, session, loaded, &status);
     for (uint32_t i = 0; i < TURNS_MAX && status == KV_STATUS_COUNT; i++)
         world_turn(world);

@@ -119,7 +119,7 @@ static void test_pages_go_with_their_last_edge(void)
     EXPECT(session->head == a); /* The head falls back. */
     kv_index_node_remove(index, a);
     EXPECT_EQ_U32(freed.count, 1);
-    EXPECT(freed.last == shared && session->head == NULL && session->roots == NULL);
+    EXPECT(freed.last == shared && session->head == NULL && session->tree->roots == NULL);
     EXPECT_EQ_U32(kv_index_page_add(index, session), shared); /* Entries are used again. */
     kv_index_destroy(index);
 }
