@@ -63,7 +63,7 @@ static bool same_parameters(struct flow *flow, uint8_t kind, uint64_t ttl_ms, co
     else if (session->ttl_ms != ttl_ms)
         flow_fail(flow, KV_REASON_SESSION_EXISTS, "ttl_ms", request_u64(req, session->ttl_ms),
                   request_u64(req, ttl_ms));
-    else if (strcmp(session->parent_name, parent) != 0)
+    else if (strcmp(session->parent_name, parent) != 0 && !(session->has_origin && !*parent))
         flow_fail(flow, KV_REASON_SESSION_EXISTS, "parent_session_id", session->parent_name,
                   parent);
     return !flow->failed;
@@ -320,6 +320,31 @@ static void fill_session(struct flow *flow, const struct kv_session *session,
     };
 }
 
+/* Of the others that share its tree. */
+static bool fill_heads(struct flow *flow)
+{
+    const struct kv_tree *tree = flow->session->tree;
+    struct request_out *out = &flow->req->out;
+    out->heads = kv_arena_alloc(flow->req->arena, sizeof(*out->heads) * tree->session_count);
+    if (out->heads == NULL) return false;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at)) {
+        const struct live *live = at->live;
+        const struct kv_node *node = live != NULL ? live->node : at->head;
+        struct request_head *head = &out->heads[out->head_count];
+        if (at == flow->session || !at->has_details) continue;
+        *head = (struct request_head){
+            .session_name = kv_arena_strdup(flow->req->arena, at->name, strlen(at->name)),
+            .has_checkpoint = node != NULL,
+            .position = head_position(at),
+        };
+        if (node != NULL) head->checkpoint = node->id;
+        if (head->session_name == NULL) return false;
+        out->head_count++;
+    }
+    return true;
+}
+
 static void session_show(struct flow *flow)
 {
     struct kv_session *session = flow->session;
@@ -342,8 +367,14 @@ static void session_show(struct flow *flow)
     out->checkpoints = kv_arena_alloc(arena, sizeof(*out->checkpoints) * (count + 1u));
     if (out->checkpoints == NULL || out->session.parent_name == NULL)
         flow_fail_status(flow, KV_NOMEM);
-    while (out->checkpoints != NULL && (node = kv_index_node_next(session, node)) != NULL)
-        flow_fill_checkpoint(flow, node, &out->checkpoints[out->checkpoint_count++]);
+    while (out->checkpoints != NULL && (node = kv_index_node_next(session, node)) != NULL) {
+        struct request_checkpoint *checkpoint = &out->checkpoints[out->checkpoint_count++];
+        flow_fill_checkpoint(flow, node, checkpoint);
+        if (node->session != session && node->session->has_details)
+            checkpoint->session_name =
+                kv_arena_strdup(arena, node->session->name, strlen(node->session->name));
+    }
+    if (!fill_heads(flow)) flow_fail_status(flow, KV_NOMEM);
     const struct live *live = session->live;
     const struct kv_node *head = live != NULL ? live->node : session->head;
     out->has_head_checkpoint = head != NULL;

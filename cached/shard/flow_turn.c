@@ -266,12 +266,13 @@ static void checkpoint_exported(struct flow *flow)
         return;
     }
     flow->points[0].state = flow->live->state;
-    turn_save(flow, checkpoint_reply);
+    turn_save(flow, flow->checkpointed);
 }
 
-static void checkpoint_begun(struct flow *flow)
+void turn_checkpoint(struct flow *flow, uint8_t kind, void (*after)(struct flow *flow))
 {
     struct kv_session *session = flow->session;
+    flow->checkpointed = after;
     resume_expire_live(flow);
     struct live *live = session->live;
     flow->point_count = 1;
@@ -279,18 +280,20 @@ static void checkpoint_begun(struct flow *flow)
         /* Not in memory: the head is the last checkpoint, or there is none. */
         flow->points[0].node = session->head;
         flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
-        if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
-        if (session->head != NULL) kv_store_renew(flow->shard->store, session->head);
-        turn_reply(flow);
+        if (session->head == NULL) {
+            flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
+            flow_finish(flow);
+            return;
+        }
+        kv_store_renew(flow->shard->store, session->head);
+        after(flow);
         return;
     }
     flow->live = live;
     live->busy = true;
     flow->points[0] = (struct commit_point){
         .tokens = live->state.tokens,
-        .kind = (uint8_t)(flow->req->in.u.checkpoint.kind == KIND_UNSPECIFIED
-                              ? KIND_MANUAL
-                              : flow->req->in.u.checkpoint.kind),
+        .kind = kind,
         .pool_slot = KV_POOL_SLOT_NONE,
     };
     struct worker_job *job = &flow->job;
@@ -307,6 +310,13 @@ static void checkpoint_begun(struct flow *flow)
     job->decode_export = flow_reserve_image(flow, 0);
     flow->image_slot = KV_POOL_SLOT_NONE;
     resume_post_job(flow, checkpoint_exported);
+}
+
+static void checkpoint_begun(struct flow *flow)
+{
+    const enum request_kind kind = flow->req->in.u.checkpoint.kind;
+    turn_checkpoint(flow, (uint8_t)(kind == KIND_UNSPECIFIED ? KIND_MANUAL : kind),
+                    checkpoint_reply);
 }
 
 void flow_checkpoint(struct flow *flow)

@@ -28,6 +28,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_CHECKPOINT] = flow_checkpoint,
     [REQUEST_WAIT_DURABLE] = flow_wait_durable,
     [REQUEST_ROLLBACK] = flow_rollback,
+    [REQUEST_FORK] = flow_fork,
     [REQUEST_CLOSE_SESSION] = flow_close_session,
     [REQUEST_LIST_SESSIONS] = flow_list_sessions,
     [REQUEST_GET_SESSION] = flow_get_session,

@@ -217,6 +217,7 @@ struct flow {
     void (*ready)(struct flow *flow);     /* What follows a resume. */
     void (*next_step)(struct flow *flow); /* What follows flow_begin. */
     void (*after_save)(struct flow *flow); /* What follows turn_save. */
+    void (*checkpointed)(struct flow *flow); /* What follows turn_checkpoint. */
     bool waits_commit;                     /* Woken when a commit of its session ends. */
     bool waits_session;                    /* Woken when its session is no longer claimed. */
     bool waits_slot;                       /* Woken when it has a slot. */
@@ -264,6 +265,7 @@ void flow_decode(struct flow *flow);
 void flow_checkpoint(struct flow *flow);
 void flow_wait_durable(struct flow *flow);
 void flow_rollback(struct flow *flow);
+void flow_fork(struct flow *flow);
 void flow_close_session(struct flow *flow);
 void flow_list_sessions(struct flow *flow);
 void flow_get_session(struct flow *flow);
@@ -437,6 +439,10 @@ void deleted_forget(struct shard *shard, const struct kv_session_id *id);
 /* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
  * level asked for is reached or refused (out.save_reason). */
 void turn_save(struct flow *flow, void (*after)(struct flow *flow));
+
+/* The head of the claimed session becomes a checkpoint, or is one: flow->points[0].node, NULL with
+ * out.save_reason where it could not be stored; then `after`.  On failure the flow is finished. */
+void turn_checkpoint(struct flow *flow, uint8_t kind, void (*after)(struct flow *flow));
 
 /* Wakes flows that wait for a commit in this session's tree. */
 void shard_commit_ended(struct shard *shard, struct kv_session *session);

@@ -61,6 +61,9 @@ struct kv_record_session {
     uint32_t checkpoints;    /* That it made and that were there when it was written. */
     bool has_tree;           /* Its head is in another tree than that of its own id: */
     struct kv_session_id tree;
+    bool has_origin; /* And was forked there, from this checkpoint; only with has_tree. */
+    struct kv_checkpoint_id origin;
+    uint32_t origin_tokens;
     char name[KV_SESSION_NAME_MAX + 1];
     char parent_name[KV_SESSION_NAME_MAX + 1];
 };

@@ -142,6 +142,9 @@ struct kv_session {
     bool has_head;
     struct kv_checkpoint_id head_id; /* As recorded; resolved to head when the tree is loaded. */
     uint32_t claimed_tokens; /* Where the caller of the last save was told the head is. */
+    bool has_origin;         /* It is a fork, of this checkpoint of its parent: */
+    uint32_t origin_tokens;
+    struct kv_checkpoint_id origin_id;
     char *name, *parent_name; /* Heap; NULL before. */
     /* Only while its tree is loaded. */
     struct kv_node *head; /* Deepest checkpoint of the head's branch; NULL: position 0. */

@@ -247,6 +247,10 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
+/* Before the first session with a head in another's tree is recorded: marks the directory, durable
+ * when it returns KV_OK. */
+kv_status kv_store_forks(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+
 /* ---- store_leave.c: one of several sessions goes that have a head in a tree ---- */
 
 struct kv_store_leaving {

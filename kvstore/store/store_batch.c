@@ -208,6 +208,9 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
         .checkpoints = session->recorded_nodes,
         .has_tree = !kv_id_equal(session->tree->id.bytes, session->id.bytes),
         .tree = session->tree->id,
+        .has_origin = session->has_origin,
+        .origin = session->origin_id,
+        .origin_tokens = session->origin_tokens,
     };
     assert(session->has_details);
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_SESSION_MAX];

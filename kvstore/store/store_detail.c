@@ -89,5 +89,8 @@ kv_status kv_store_detail_take(struct kv_store *store, struct kv_session *sessio
     session->has_head = record->has_head;
     session->head_id = record->head;
     session->claimed_tokens = record->claimed_tokens;
+    session->has_origin = record->has_origin;
+    session->origin_id = record->origin;
+    session->origin_tokens = record->origin_tokens;
     return KV_OK;
 }

@@ -5,12 +5,24 @@
  * nothing that another session made lies below.  The rest is from now on made by one of those who
  * need it, so that it goes with the last of them.  All of it and the session's record are one
  * batch: after a crash there is the session as it was, or the tree without it.
+ *
+ * An older build would take the records of such trees for damage: the directory says that it has
+ * them before there is one.
  */
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/store/directory.h"
 #include "kvstore/store/store_internal.h"
 
 #include <assert.h>
+
+kv_status kv_store_forks(struct kv_store *store, struct kv_error *err)
+{
+    struct kv_store_options *options = &store->options;
+    if ((options->superblock.features & KV_FEATURE_FORKS) != 0) return KV_OK;
+    return kv_directory_add_feature(options->disk, options->dir, KV_FEATURE_FORKS,
+                                    &options->superblock, err);
+}
 
 static void keep_path(struct kv_node *node)
 {

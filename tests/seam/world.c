@@ -113,7 +113,7 @@ struct kv_session *world_session(struct world *world, uint32_t session)
     found = kv_index_session_add(index, &id, user, content_session_name(session), "");
     assert(found != NULL);
     found->ttl_ms = KV_TTL_MS_MAX;
-    found->load = KV_LOAD_DONE;
+    found->tree->load = KV_LOAD_DONE;
     return found;
 }
 

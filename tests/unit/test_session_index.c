@@ -149,7 +149,7 @@ static void test_sessions_take_from_the_budget(void)
     struct kv_index *index = make(bytes);
     struct kv_session *first = add_session(index, "u", "s");
     const uint64_t each = kv_index_usage(index).bytes_sessions;
-    EXPECT(each > sizeof(struct kv_session) && each < 1000);
+    EXPECT(each > sizeof(struct kv_session) && each < 1000); /* It is open. */
     const uint32_t half = 32, quarter = 16;
     EXPECT(kv_index_has_room(index, half - 1, 0));
     EXPECT(!kv_index_has_room(index, half + 1, 0)); /* Of one kind at most half. */
