@@ -600,14 +600,22 @@ static bool decode_erase(struct decoder *d)
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
-        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
-        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
-        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
-        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
-        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
-        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
-        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
-        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_OPEN_SESSION] = decode_open,
+        [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,
+        [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint,
+        [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,
+        [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,
+        [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,
+        [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,
+        [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete,
+        [REQUEST_ERASE_USER] = decode_erase,
         [REQUEST_FORK] = decode_fork,
     };
     /* Numbers of the fields that hold token lists. */

@@ -292,8 +292,8 @@ static const ProtobufCMessage *encode_list(struct request *req)
 static Cached__Session__V1__TreeHead **heads(struct request *req)
 {
     const struct request_out *out = &req->out;
-    Cached__Session__V1__TreeHead **list =
-        kv_arena_alloc(req->arena, (out->head_count + 1u) * sizeof(Cached__Session__V1__TreeHead *));
+    Cached__Session__V1__TreeHead **list = kv_arena_alloc(
+        req->arena, (out->head_count + 1u) * sizeof(Cached__Session__V1__TreeHead *));
     for (uint32_t i = 0; list != NULL && i < out->head_count; i++) {
         const struct request_head *head = &out->heads[i];
         Cached__Session__V1__TreeHead *m = kv_arena_alloc(req->arena, sizeof(*m));

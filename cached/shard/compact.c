@@ -303,9 +303,8 @@ static void round_begin(struct shard *shard)
     compact->moved = 0;
     compact->stage = COMPACT_WAIT;
     compact->trees = malloc(sizeof(*compact->trees) * COMPACT_TREES_MAX);
-    if (compact->trees == NULL ||
-        kv_store_places_start(shard->store, compact->trees, COMPACT_TREES_MAX, found,
-                              shard) != KV_OK)
+    if (compact->trees == NULL || kv_store_places_start(shard->store, compact->trees,
+                                                        COMPACT_TREES_MAX, found, shard) != KV_OK)
         round_end(shard);
 }
 

@@ -9,8 +9,9 @@
  *
  * The records are read, not the tree: a session whose tree does not fit the index is deleted as
  * well.  Only where other sessions have a head in the tree it is loaded, to see what they need:
- * that becomes theirs, in the same batch.  EraseUser does this for one session after the other, then with the user's own record,
- * which holds name and salt.  It may be cut short between two sessions and repeated.
+ * that becomes theirs, in the same batch.  EraseUser does this for one session after the other,
+ * then with the user's own record, which holds name and salt.  It may be cut short between two
+ * sessions and repeated.
  */
 
 #include "cached/shard/shard_internal.h"
@@ -367,8 +368,7 @@ static void leave_now(struct removal *removal)
         session_next(removal);
         return;
     }
-    const kv_status status =
-        kv_store_leave(store, session, before_drop, session_gone, removal);
+    const kv_status status = kv_store_leave(store, session, before_drop, session_gone, removal);
     if (status != KV_OK) removal_fail(removal, status);
 }
 

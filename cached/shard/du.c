@@ -40,8 +40,8 @@ struct du_session {
     /* Of those that have a head in the tree the first; NULL: there is none, or it is not asked for.
      */
     const struct kv_session_entry *session;
-    bool begun, skipped;        /* skipped: its records need not be read. */
-    bool sorted;                /* Its nodes are all there: uids holds those of live ones. */
+    bool begun, skipped; /* skipped: its records need not be read. */
+    bool sorted;         /* Its nodes are all there: uids holds those of live ones. */
     uint64_t live_pages, expired_pages, checkpoints;
 };
 
@@ -412,8 +412,7 @@ void flow_disk_usage(struct flow *flow)
     flow->names = kv_arena_alloc(arena, sizeof(*flow->names) * KV_USAGE_ROWS_MAX);
     if (out != NULL) out->rows = kv_arena_alloc(arena, sizeof(*out->rows) * KV_USAGE_ROWS_MAX);
     if (du != NULL) du->buf = malloc(SCAN_BYTES);
-    if (du == NULL || du->buf == NULL || out == NULL || out->rows == NULL ||
-        flow->names == NULL) {
+    if (du == NULL || du->buf == NULL || out == NULL || out->rows == NULL || flow->names == NULL) {
         if (du != NULL) du_free(du);
         flow_fail_status(flow, KV_NOMEM);
         flow_finish(flow);

@@ -256,8 +256,8 @@ static void decode_begun(struct flow *flow)
     const uint32_t tokens = live != NULL            ? live->state.tokens
                             : session->head != NULL ? session->head->tokens
                                                     : 0;
-    if (tokens == 0) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL,
-                              flow->req->in.session_name);
+    if (tokens == 0)
+        flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, flow->req->in.session_name);
     /* Its pages are whole and another model's: not to be read, and nothing to be dropped. */
     if (tokens > 0 && live == NULL && session->head->foreign)
         flow_fail(flow, KV_REASON_HEAD_MOVED, "head_position", NULL,

@@ -84,7 +84,7 @@ static bool is_another(struct flow *flow, const struct kv_session *there, uint8_
         strcmp(there->parent_name, in->session_name) != 0)
         return differs(flow, "session_id",
                        there->tree == flow->session->tree && there->has_origin ? there->parent_name
-                                                                              : "none",
+                                                                               : "none",
                        in->session_name);
     if (in->u.fork.has_id && !kv_id_equal(in->u.fork.id.bytes, there->origin_id.bytes))
         return differs(flow, "checkpoint_id", id_text(flow, &there->origin_id),
@@ -136,9 +136,9 @@ static void fork_make(struct flow *flow, struct kv_node *node)
     const struct request_in *in = &flow->req->in;
     const uint64_t now_ms = kv_store_now_ms(store);
     deleted_forget(flow->shard, &in->u.fork.session);
-    struct kv_session *fork = kv_index_session_fork(store->index, flow->session,
-                                                    &in->u.fork.session, in->u.fork.session_name,
-                                                    in->session_name);
+    struct kv_session *fork =
+        kv_index_session_fork(store->index, flow->session, &in->u.fork.session,
+                              in->u.fork.session_name, in->session_name);
     if (fork == NULL) {
         flow_fail(flow, KV_REASON_SESSIONS_FULL, "sessions",
                   request_u64(flow->req, store->options.sessions_max), NULL);

@@ -94,9 +94,8 @@ static void open_found(struct flow *flow)
 {
     struct request *req = flow->req;
     const uint8_t kind = (uint8_t)(req->in.u.open.kind == 0 ? 1 : req->in.u.open.kind);
-    const uint64_t ttl_ms = req->in.u.open.ttl_ms == 0
-                                ? flow->shard->store->options.rows_ttl_ms
-                                : req->in.u.open.ttl_ms;
+    const uint64_t ttl_ms = req->in.u.open.ttl_ms == 0 ? flow->shard->store->options.rows_ttl_ms
+                                                       : req->in.u.open.ttl_ms;
     const char *parent = req->in.u.open.parent_name == NULL ? "" : req->in.u.open.parent_name;
     if (!req->out.created && !same_parameters(flow, kind, ttl_ms, parent)) {
         flow_finish(flow);
@@ -358,10 +357,9 @@ static void session_show(struct flow *flow)
     }
     fill_session(flow, session, &out->session);
     out->session.name = flow->req->in.session_name;
-    out->session.parent_name =
-        session->has_details
-            ? kv_arena_strdup(arena, session->parent_name, strlen(session->parent_name))
-            : "";
+    out->session.parent_name = session->has_details ? kv_arena_strdup(arena, session->parent_name,
+                                                                      strlen(session->parent_name))
+                                                    : "";
     while ((node = kv_index_node_next(session, node)) != NULL)
         count++;
     out->checkpoints = kv_arena_alloc(arena, sizeof(*out->checkpoints) * (count + 1u));

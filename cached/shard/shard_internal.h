@@ -173,7 +173,7 @@ struct flow {
     uint32_t count;
     struct kv_digest *chain;
     struct kv_match match;
-    uint64_t removals; /* Of the tree, when it was matched. */
+    uint64_t removals;   /* Of the tree, when it was matched. */
     uint32_t live_match; /* Tokens shared with the live log. */
     struct kv_plan plan;
     enum flow_source source;
@@ -216,15 +216,15 @@ struct flow {
     void (*wake)(struct flow *flow);      /* What a load, read or commit completion goes on with. */
     void (*ready)(struct flow *flow);     /* What follows a resume. */
     void (*next_step)(struct flow *flow); /* What follows flow_begin. */
-    void (*after_save)(struct flow *flow); /* What follows turn_save. */
+    void (*after_save)(struct flow *flow);   /* What follows turn_save. */
     void (*checkpointed)(struct flow *flow); /* What follows turn_checkpoint. */
-    bool waits_commit;                     /* Woken when a commit of its session ends. */
-    bool waits_session;                    /* Woken when its session is no longer claimed. */
-    bool waits_slot;                       /* Woken when it has a slot. */
-    bool plan_only;                        /* Lookup: holds nothing, changes nothing. */
-    bool probed;                           /* Lookup: it has waited for pages once. */
-    bool exact;                            /* Nothing approximate is used. */
-    struct session_name *names;            /* Of what is listed. */
+    bool waits_commit;                       /* Woken when a commit of its session ends. */
+    bool waits_session;                      /* Woken when its session is no longer claimed. */
+    bool waits_slot;                         /* Woken when it has a slot. */
+    bool plan_only;                          /* Lookup: holds nothing, changes nothing. */
+    bool probed;                             /* Lookup: it has waited for pages once. */
+    bool exact;                              /* Nothing approximate is used. */
+    struct session_name *names;              /* Of what is listed. */
     bool want_pending;     /* Decode: a pending token at the head is worth an image. */
     uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
 };
@@ -367,10 +367,10 @@ const char *evict_health(const struct shard *shard);
 #define COMPACT_TREES_MAX 4096u /* Of one scan. */
 
 enum compact_stage {
-    COMPACT_IDLE,    /* No segment is closed. */
-    COMPACT_WAIT,    /* For a scan, a load or a move. */
-    COMPACT_TREE,    /* The next one. */
-    COMPACT_MOVE,    /* The next pages of one, which is held. */
+    COMPACT_IDLE, /* No segment is closed. */
+    COMPACT_WAIT, /* For a scan, a load or a move. */
+    COMPACT_TREE, /* The next one. */
+    COMPACT_MOVE, /* The next pages of one, which is held. */
 };
 
 struct compact_page {
@@ -379,8 +379,8 @@ struct compact_page {
 
 struct compact {
     enum compact_stage stage;
-    uint32_t segments;              /* Closed. */
-    struct kv_session_id *trees;    /* With pages in them. */
+    uint32_t segments;           /* Closed. */
+    struct kv_session_id *trees; /* With pages in them. */
     uint32_t count, at;
     struct kv_session *session; /* Held: counted in the commits of its tree, */
     uint64_t held_ns;           /* since this. */

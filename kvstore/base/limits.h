@@ -22,8 +22,9 @@
 
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
-                                            */
+#define KV_STOPS_MAX                                                                               \
+    (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.                   \
+                           */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -81,7 +82,7 @@
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u
-#define KV_READ_DEPTH 32u /* Pages of one read that are with the disk at a time. */
+#define KV_READ_DEPTH 32u            /* Pages of one read that are with the disk at a time. */
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u

@@ -81,7 +81,8 @@ static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
 }
 
 /* Version 1 or 2, and the length that the fields up to `at` say. */
-static bool is_forked_sound(const uint8_t *value, uint32_t bytes, uint32_t at, uint32_t forked_bytes)
+static bool is_forked_sound(const uint8_t *value, uint32_t bytes, uint32_t at,
+                            uint32_t forked_bytes)
 {
     const bool is_forked = value[0] == VERSION_FORKED;
     if (value[0] != RECORD_VERSION && !is_forked) return false;

@@ -17,7 +17,7 @@ struct kv_index {
     struct kv_tree *trees[TREE_BUCKETS];
     struct kv_session_entry *entries; /* While they are not open. */
     uint32_t entries_touched;
-    struct kv_session_entry *entry_free; /* Chained by next. */
+    struct kv_session_entry *entry_free;       /* Chained by next. */
     struct kv_session *open_first, *open_last; /* Looked at least recently, most recently. */
     uint32_t open_count;
     struct kv_node *nodes;

@@ -53,10 +53,10 @@ struct kv_user {
 
 struct kv_node {
     struct kv_checkpoint_id id;
-    struct kv_digest digest; /* At tokens. */
-    struct kv_node *parent;  /* NULL: starts at 0. */
-    struct kv_node *child;   /* First. */
-    struct kv_node *sibling; /* Next. */
+    struct kv_digest digest;    /* At tokens. */
+    struct kv_node *parent;     /* NULL: starts at 0. */
+    struct kv_node *child;      /* First. */
+    struct kv_node *sibling;    /* Next. */
     struct kv_session *session; /* That made it. */
     uint32_t tokens;
     uint32_t page_count;
@@ -92,7 +92,7 @@ struct kv_tree {
     enum kv_load_state load;
     /* Only while loaded; then its sessions are open. */
     struct kv_node *roots; /* Children of position 0. */
-    bool unreadable; /* Loaded, and its records cannot be read: nothing of it is used or saved. */
+    bool unreadable;   /* Loaded, and its records cannot be read: nothing of it is used or saved. */
     uint64_t removals; /* Nodes that went since it is in memory: who keeps one looks at this. */
     /* For the shard. */
     uint32_t commits;     /* In flight, of all its sessions. */
@@ -102,7 +102,13 @@ struct kv_tree {
 };
 
 /* What is in memory of every session, also of one that nobody uses: at most 96 B.  Its name and
- * where exactly its head is stand in its record, and are read when it is used. */
+ * where exactly its head is stand in its record, and are read when it is used.
+ *
+ * head_tokens: as recorded, for lists while it is not loaded.  recorded_nodes: of those it made,
+ * that records name, or batches posted or being filled.  pages: that it made; while its tree is not
+ * loaded as it last was, and before the first load what the position of the head says.  fell_back:
+ * the head was ahead of what is saved and was lost, so a Decode would go on from somewhere else
+ * than its caller thinks. */
 #define KV_SESSION_FIELDS                                                                          \
     struct kv_session_id id; /* Hash of user and name. */                                          \
     struct kv_user *user;                                                                          \
@@ -110,16 +116,11 @@ struct kv_tree {
     struct kv_tree *tree;          /* NULL: the one of its own id, and it is not in memory. */     \
     struct kv_session_entry *tree_next; /* The next one with a head in that tree. */               \
     uint64_t created_ms, used_ms, ttl_ms, epoch;                                                   \
-    uint32_t head_tokens;    /* As recorded, like the next: for lists while not loaded. */         \
-    uint32_t recorded_nodes; /* Of those it made, that records name, or batches posted or being    \
-                                filled. */                                                         \
-    uint32_t pages; /* That it made; while its tree is not loaded as it last was, and before the   \
-                       first load what the position of the head says. */                           \
+    uint32_t head_tokens, recorded_nodes, pages;                                                   \
     uint8_t kind;                                                                                  \
     uint8_t last_loss; /* enum kv_reason: why the last thing was removed; NONE. */                 \
-    bool fell_back;    /* The head was ahead of what is saved and was lost: a Decode would go on   \
-                          from somewhere else than its caller thinks. */                           \
-    bool is_open;      /* It is the beginning of a struct kv_session. */
+    bool fell_back;                                                                                \
+    bool is_open; /* It is the beginning of a struct kv_session. */
 
 struct kv_session_entry {
     KV_SESSION_FIELDS
@@ -141,8 +142,8 @@ struct kv_session {
     bool has_details;
     bool has_head;
     struct kv_checkpoint_id head_id; /* As recorded; resolved to head when the tree is loaded. */
-    uint32_t claimed_tokens; /* Where the caller of the last save was told the head is. */
-    bool has_origin;         /* It is a fork, of this checkpoint of its parent: */
+    uint32_t claimed_tokens;         /* Where the caller of the last save was told the head is. */
+    bool has_origin;                 /* It is a fork, of this checkpoint of its parent: */
     uint32_t origin_tokens;
     struct kv_checkpoint_id origin_id;
     char *name, *parent_name; /* Heap; NULL before. */
@@ -153,12 +154,12 @@ struct kv_session {
         uint32_t recorded_nodes, pages;
     } before; /* While its tree comes or goes. */
     /* For the shard. */
-    void *live;     /* struct live, or NULL. */
-    void *busy;     /* The request that has the session. */
-    bool deleting;  /* Its records are on their way out: nobody may begin anything with it. */
+    void *live;      /* struct live, or NULL. */
+    void *busy;      /* The request that has the session. */
+    bool deleting;   /* Its records are on their way out: nobody may begin anything with it. */
     bool head_falls; /* In an eviction: its head goes, and its record is to say so. */
     uint64_t sweep_after_ms; /* The sweep could do nothing about it: not again before this. */
-    uint32_t flows; /* Requests under way on it: it is not unloaded. */
+    uint32_t flows;          /* Requests under way on it: it is not unloaded. */
 };
 
 struct kv_index;
@@ -188,8 +189,7 @@ struct kv_session_entry *kv_index_entry_find(const struct kv_index *index,
 /* Start-up: one that is recorded.  tree NULL: the one of its own id.  NULL: sessions_max or memory
  * reached. */
 struct kv_session_entry *kv_index_entry_add(struct kv_index *index, const struct kv_session_id *id,
-                                            struct kv_user *user,
-                                            const struct kv_session_id *tree);
+                                            struct kv_user *user, const struct kv_session_id *tree);
 /* Start-up, while none is open: below the number of sessions, another one for each. */
 uint32_t kv_index_entry_number(const struct kv_index *index, const struct kv_session_entry *entry);
 /* In no particular order; start with *bucket = 0, last = NULL.  `last` may have been opened. */

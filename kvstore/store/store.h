@@ -384,5 +384,5 @@ kv_status kv_store_move_start(struct kv_store *store, const uint32_t *pages, uin
 typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
 /* Trees that have pages in closed segments, by their records; the first `max` of them.  The
  * array is the caller's, and is filled when `done` runs. */
-kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees,
-                                uint32_t max, kv_places_done_fn *done, void *context) KV_MUST_CHECK;
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
+                                kv_places_done_fn *done, void *context) KV_MUST_CHECK;

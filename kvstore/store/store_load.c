@@ -28,7 +28,7 @@
 struct load {
     struct kv_manifest_scan scan;
     struct kv_store *store;
-    struct kv_session *session; /* That was asked for. */
+    struct kv_session *session;  /* That was asked for. */
     struct kv_session *detailed; /* Whose record is being read. */
     kv_load_done_fn *done;
     void *context;
@@ -292,8 +292,7 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
 static void load_counted(struct load *load, struct kv_session *session)
 {
     struct kv_store *store = load->store;
-    session->head =
-        session->has_head ? kv_index_node_find(load->session, &session->head_id) : NULL;
+    session->head = session->has_head ? kv_index_node_find(load->session, &session->head_id) : NULL;
     if (session->recorded_nodes == session->before.recorded_nodes) return;
     store->checkpoints += session->recorded_nodes;
     store->checkpoints -= session->before.recorded_nodes;
@@ -317,8 +316,7 @@ static void load_link(struct load *load)
         store->counters.nodes_dropped++;
         session->last_loss = KV_REASON_CORRUPT;
         struct kv_batch *dead = kv_store_dead_batch(store);
-        if (dead != NULL)
-            (void)!kv_batch_delete_node(dead, &session->tree->id, &load->nodes[i].id);
+        if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->tree->id, &load->nodes[i].id);
         kv_log(store->options.log, KV_LOG_WARN, "checkpoint_dropped",
                "position=%u why=incomplete_record", load->nodes[i].tokens);
     }

@@ -204,8 +204,8 @@ static void places_scanned(struct kv_msg *msg)
     kv_manifest_scan_post(places->store->manifest, &places->scan);
 }
 
-kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees,
-                                uint32_t max, kv_places_done_fn *done, void *context)
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
+                                kv_places_done_fn *done, void *context)
 {
     static const uint8_t prefix[] = {'T'};
     struct kv_places *places = calloc(1, sizeof(*places));

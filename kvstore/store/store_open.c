@@ -137,8 +137,8 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
         kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=user_unknown");
         return KV_OK;
     }
-    struct kv_session_entry *session = kv_index_entry_add(
-        visit->store->index, &id, user, record.has_tree ? &record.tree : NULL);
+    struct kv_session_entry *session =
+        kv_index_entry_add(visit->store->index, &id, user, record.has_tree ? &record.tree : NULL);
     if (session == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load sessions");
     session->kind = record.kind;
     session->created_ms = record.created_ms;

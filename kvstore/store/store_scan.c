@@ -25,7 +25,7 @@ struct scan {
     struct kv_error *err;
     uint64_t *uids; /* Of pages that cannot be had, sorted before nodes are looked at. */
     uint32_t uid_count, uid_capacity;
-    uint32_t *found; /* Checkpoints of each session, by its number in the index. */
+    uint32_t *found;  /* Checkpoints of each session, by its number in the index. */
     uint64_t used_ms; /* Latest of all. */
     uint64_t seen;
     uint32_t pass; /* 0, 1 */
@@ -164,8 +164,8 @@ static kv_status count_sessions(struct scan *scan)
     uint32_t bucket = 0;
     kv_status status = KV_OK;
     while ((entry = kv_index_entry_next(store->index, &bucket, entry)) != NULL) {
-        struct recount recount = {
-            .scan = scan, .found = scan->found[kv_index_entry_number(store->index, entry)]};
+        struct recount recount = {.scan = scan,
+                                  .found = scan->found[kv_index_entry_number(store->index, entry)]};
         uint8_t key[KV_RECORD_KEY_MAX];
         store->recovery.checkpoints += recount.found;
         if (recount.found == entry->recorded_nodes) continue;

@@ -6,6 +6,7 @@ session that never forked, and what one deletes stays for the other as far as it
 
 import threading
 
+from cli import Tool, token_file
 from daemon import admin_pb, check, equal, expect, failure, pack, pb
 from state_files import State, kvdump
 from talk import (
@@ -429,6 +430,43 @@ def records_say_whose_they_are():
     equal(code, 0, "kvdump print")
     check(made.id.hex() in out, "it names where it was forked")
     verified(box, "printed")
+
+
+@case
+def the_commands():
+    """cachectl session fork, and the tree of both as a graph."""
+    box, talk = opened()
+    tool = Tool(f"unix:{box.socket}", token_file(box.directory, "alice"))
+    prompt = tokens(200)
+    made = talk.prefill(prompt).checkpoints[0]
+    talk.prefill(prompt + tokens(60))
+    said = tool.code(0, "session", "fork", "s", "f", "--checkpoint", made.id.hex()[:8]).stdout
+    equal(said, "forked f: shares 200 tokens with s, no bytes copied\n", "what it says")
+    said = tool.code(0, "session", "fork", "s", "f", "--checkpoint", made.id.hex()).stdout
+    equal(said, "there already: f: shares 200 tokens with s, no bytes copied\n", "again")
+    got = tool.json("--json", "session", "fork", "s", "g", "--ttl-ms", "60000")
+    equal((got["session_id"], got["head_position"], got["created"]), ("g", 260, True), "as JSON")
+    tool.code(3, "session", "fork", "s", "x", "--checkpoint", "0123456789")
+    tool.code(2, "session", "fork", "s", "x", "--checkpoint", "xyz")
+    tool.code(2, "session", "fork", "s", "a b")
+    tool.code(3, "session", "fork", "nobody", "x")
+    tool.code(2, "session", "fork", "s")
+    attach(box.client(), "f").prefill(prompt + tokens(40))
+    drawn = tool.code(0, "session", "show", "s", "--tree").stdout.splitlines()
+    drawn = drawn[drawn.index("* 0"):]
+    equal(drawn[0], "* 0", "the root")
+    check(drawn[1].startswith("* 200  PREFILL_END"), drawn[1])
+    equal(drawn[2], "|\\", "the fork point")
+    check(drawn[3].startswith("| * 240") and "by f" in drawn[3] and "<- head of f" in drawn[3] and
+          "+40 tokens" in drawn[3] and "SSD" in drawn[3] and "ttl" in drawn[3], drawn[3])
+    check(drawn[4].startswith("* 260") and "<- head" in drawn[4] and "head of g" in drawn[4],
+          drawn[4])
+    check(all(len(line) <= 120 for line in drawn), "short lines")
+    shown = tool.json("--json", "session", "show", "f", "--tree")
+    equal(sorted((h["session_id"], h["position"]) for h in shown["heads"]), [("g", 260), ("s", 260)],
+          "heads as JSON")
+    equal({c["session_id"] for c in shown["checkpoints"]}, {"s", "f"}, "makers as JSON")
+    box.stop()
 
 
 run_cases(__doc__.splitlines()[0])
