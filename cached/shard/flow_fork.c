@@ -204,6 +204,7 @@ static void head_stored(struct flow *flow)
     struct kv_node *node = flow->points[0].node;
     const enum kv_reason why = flow->req->out.save_reason;
     flow->req->out.save_reason = KV_REASON_NONE;
+    checkpoint_wake(flow);
     if (node == NULL || !node->durable) {
         flow_fail(flow, why == KV_REASON_NONE ? KV_REASON_SSD_READ_ONLY : why, "checkpoint", NULL,
                   NULL);
@@ -213,12 +214,12 @@ static void head_stored(struct flow *flow)
     fork_make(flow, node);
 }
 
-static void head_begun(struct flow *flow)
+static void head_look(struct flow *flow)
 {
-    if (flow->session->tree->unreadable)
+    if (flow->failed || flow_cancelled(flow) || flow->session->tree->unreadable)
         fork_look(flow);
     else if (!fork_again(flow))
-        turn_checkpoint(flow, KIND_MANUAL, head_stored);
+        checkpoint_start(flow, head_stored);
 }
 
 void flow_fork(struct flow *flow)
@@ -236,13 +237,6 @@ void flow_fork(struct flow *flow)
         flow_finish(flow);
         return;
     }
-    if (from_head) {
-        if (flow_claim_session(flow))
-            flow_begin(flow, head_begun);
-        else
-            flow_finish(flow);
-        return;
-    }
-    flow->wake = fork_look;
-    if (flow_load(flow) == FLOW_NEXT) fork_look(flow);
+    flow->wake = from_head ? head_look : fork_look;
+    if (flow_load(flow) == FLOW_NEXT) flow->wake(flow);
 }

@@ -15,10 +15,10 @@
         X(DELETED) X(LOST_NODE) X(CORRUPT) X(READ_FAILED) X(MODEL_CHANGED) X(OTHER_KERNELS)        \
             X(ONLY_APPROXIMATE) /* failures: names and ids */                                      \
         X(SESSION_NOT_FOUND) X(SESSION_EXISTS) X(SESSION_ID_INVALID) X(SESSION_BUSY)               \
-            X(SESSION_KIND_INVALID) X(REQUEST_ID_INVALID) X(TTL_INVALID) X(STALE_EPOCH)            \
-                X(CHECKPOINT_NOT_FOUND) X(CHECKPOINT_OTHER_BRANCH) X(CHECKPOINT_ID_INVALID)        \
-                    X(CHECKPOINT_KIND_INVALID) X(LEVEL_INVALID) X(PAGE_TOKEN_INVALID)              \
-                        X(PAGE_SIZE_INVALID) /* failures: tokens */                                \
+            X(SESSION_KIND_INVALID) X(REQUEST_ID_INVALID) X(REQUEST_ID_REUSED) X(TTL_INVALID)      \
+                X(STALE_EPOCH) X(CHECKPOINT_NOT_FOUND) X(CHECKPOINT_OTHER_BRANCH)                  \
+                    X(CHECKPOINT_ID_INVALID) X(CHECKPOINT_KIND_INVALID) X(LEVEL_INVALID)           \
+                        X(PAGE_TOKEN_INVALID) X(PAGE_SIZE_INVALID) /* failures: tokens */          \
         X(TOKENS_EMPTY) X(TOKENS_MALFORMED) X(TOKEN_OUT_OF_VOCAB) X(PROMPT_TOO_LONG)               \
             X(STABLE_TOKENS_INVALID) X(ANCHORS_INVALID) X(MAX_TOKENS_INVALID) X(SAMPLING_INVALID)  \
                 X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED)        \

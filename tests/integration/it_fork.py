@@ -147,14 +147,15 @@ def from_the_head_while_it_is_live():
 
 @case
 def while_the_source_decodes():
-    """Fork of a node runs beside a Decode; of the head it is refused as long."""
+    """Fork of a node runs beside a Decode; of the head it takes the last step."""
     box, talk = opened()
     prompt = tokens(300)
     made = talk.prefill(prompt).checkpoints[0]
     stream = talk.stream(400)
     next(stream)
     equal(fork(talk, "f", made.id).head_position, 300, "beside a Decode")
-    expect(fork, talk, "g", code="ABORTED", reason="SESSION_BUSY")
+    at = fork(talk, "g").head_position
+    check(300 < at <= 700, f"the head of a running Decode: {at}")
     branch = attach(box.client(), "f")
     bits = branch.decode(20).bits
     for _ in stream:
