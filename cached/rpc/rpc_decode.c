@@ -429,7 +429,6 @@ static bool decode_fork(struct decoder *d)
         !take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.fork.id))
         return false;
     if (!check_name(req, "new_session_id", m->new_session_id)) return false;
-    if (!check_request_id(req, m->request_id)) return false;
     if (!check_max(req, KV_REASON_SESSION_KIND_INVALID, "kind", (uint32_t)m->kind,
                    CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL))
         return false;

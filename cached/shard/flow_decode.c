@@ -93,17 +93,6 @@ static void decode_progress(struct kv_msg *msg)
     pump(flow);
 }
 
-/* A Checkpoint that was taken beside it is saved first. */
-static void decode_save(struct flow *flow)
-{
-    if (flow->session->commits > 0 && !patience_is_over(flow)) {
-        flow->waits_commit = true;
-        flow->wake = decode_save;
-        return;
-    }
-    turn_save(flow, decode_saved);
-}
-
 static void decode_done(struct flow *flow)
 {
     struct request *req = flow->req;
@@ -135,7 +124,7 @@ static void decode_done(struct flow *flow)
                                                 .state = live->state};
         flow->point_count = 1;
     }
-    decode_save(flow);
+    turn_save(flow, decode_saved);
 }
 
 static bool decode_buffers(struct flow *flow)

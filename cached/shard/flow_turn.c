@@ -35,11 +35,11 @@ static void turn_saved(struct flow *flow)
     flow->after_save(flow);
 }
 
-/* Another session of the tree saves: what it makes may go again. */
+/* A Checkpoint beside a Decode, or another session of the tree, saves: what it makes may go again.
+ */
 static bool save_waits(struct flow *flow)
 {
     if (flow->session->tree->commits == 0 || patience_is_over(flow)) return false;
-    if (flow_is_over(flow)) return false;
     flow->waits_commit = true;
     return true;
 }
