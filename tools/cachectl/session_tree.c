@@ -45,9 +45,10 @@ static void print_details(const session_answer *answer, const checkpoint_info *n
     const size_t parent = find(answer, &node->parent_id);
     const uint32_t from = parent == SIZE_MAX ? 0 : answer->checkpoints[parent]->position;
     char bytes[OUT_TEXT_BYTES], age[OUT_TEXT_BYTES], ttl[OUT_TEXT_BYTES];
-    (void)printf("  +%u tokens  %s  %s  age %s  ttl %s",
-                 node->position - KV_MIN(from, node->position), out_bytes(bytes, node->bytes), level_name(node->rows_level),
-                 out_duration(age, node->age_ms), out_duration(ttl, node->rows_expire_ms));
+    (void)printf("  +%u tokens  %s  %s", node->position - KV_MIN(from, node->position),
+                 out_bytes(bytes, node->bytes), level_name(node->rows_level));
+    (void)printf("  age %s  ttl %s", out_duration(age, node->age_ms),
+                 out_duration(ttl, node->rows_expire_ms));
     if (node->session_id[0]) (void)printf("  by %s", node->session_id);
 }
 
