@@ -299,15 +299,17 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Without the session's record. */
+/* Without the session's record.  From the leaves up; the way down is gone once, not again from the
+ * top for each leaf: a tree may be as deep as its session has checkpoints. */
 static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
     struct kv_session *session = node->session;
+    struct kv_node *leaf = node;
     store->removing = why;
     for (;;) {
-        struct kv_node *leaf = node;
         while (leaf->child != NULL)
             leaf = leaf->child;
+        struct kv_node *const above = leaf == node ? NULL : leaf->parent;
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead == NULL || kv_batch_delete_node(dead, &session->id, &leaf->id) != KV_OK)
             kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
@@ -315,9 +317,9 @@ static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reas
         store->counters.nodes_dropped++;
         store->counters.removed_nodes[why]++;
         if (leaf->durable) store->checkpoints--;
-        const bool last = leaf == node;
         kv_index_node_remove(store->index, leaf);
-        if (last) break;
+        if (above == NULL) break;
+        leaf = above;
     }
     store->removing = KV_REASON_NONE;
     session->last_loss = why;
