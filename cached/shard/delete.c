@@ -4,8 +4,8 @@
  * A session is taken out of reach first: running calls are cancelled, calls that look at it end,
  * new ones are refused, its tree and windows leave memory.  Then all its records go in one batch,
  * so that after a crash there is the whole session or nothing of it, and the answer is sent when
- * that batch is durable.  Its places are free from then on; their bytes are written over when
- * somebody else gets them.
+ * that batch is durable.  Its places are free from then on; zeros are written over their bytes
+ * within ssd.erase_within, if somebody else's rows are not.
  *
  * The records are read, not the tree: a session whose tree does not fit the index is deleted as
  * well.  Only where other sessions have a head in the tree it is loaded, to see what they need:
@@ -94,12 +94,14 @@ static void removal_free(struct removal *removal)
 static void removal_end(struct removal *removal)
 {
     struct flow *flow = removal->flow;
-    if (removal->user != NULL) removal->user->erasing = false;
+    if (removal->user != NULL && !removal->dry_run) removal->user->erasing = false;
     if (flow != NULL) flow->req->out.receipt = removal->receipt;
     removal_free(removal);
     if (flow != NULL) flow_finish(flow);
 }
 
+/* A dry run has taken nothing out of reach: its session may be in the middle of somebody else's
+ * deletion. */
 static void session_let_go(struct removal *removal)
 {
     struct kv_session *session = removal->session;

@@ -164,9 +164,25 @@ static void run_end(struct shard *shard, bool whole)
            kv_status_name(scrub->last.status));
 }
 
+static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char *by);
+
+/* Nobody asked for one for so long that it begins by itself. */
+static void begin_if_due(struct shard *shard)
+{
+    struct scrub *scrub = &shard->scrub;
+    const uint64_t every_ms = shard->options.scrub_every_ms;
+    const uint64_t now_ns = kv_clock_stopwatch_ns();
+    const uint64_t since_ns = KV_MAX(shard->started_ns, scrub->ended_ns);
+    if (every_ms == 0 || shard->slow || atomic_load(&shard->stopping)) return;
+    if ((now_ns - since_ns) / 1000000u < every_ms) return;
+    if (run_start(shard, shard->options.scrub_rate_bytes, "schedule") != KV_OK)
+        scrub->ended_ns = now_ns; /* No memory now. */
+}
+
 uint64_t scrub_tick(struct shard *shard)
 {
     struct scrub *scrub = &shard->scrub;
+    if (scrub->run == NULL) begin_if_due(shard);
     if (scrub->run == NULL) return UINT64_MAX;
     if (atomic_load(&shard->stopping)) scrub->stopping = true;
     if (scrub->stopping) {
@@ -197,7 +213,7 @@ double scrub_age_s(const struct shard *shard)
 
 /* ---- the call ---- */
 
-static kv_status run_start(struct shard *shard, uint64_t rate_bytes)
+static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char *by)
 {
     struct scrub *scrub = &shard->scrub;
     const struct kv_scrub_options options = {
@@ -209,7 +225,8 @@ static kv_status run_start(struct shard *shard, uint64_t rate_bytes)
     scrub->started_ns = kv_clock_stopwatch_ns();
     scrub->ended_ns = 0;
     scrub->damaged = scrub->dropped = 0;
-    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started", "pages=%llu rate_bytes=%llu",
+    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started",
+           "by=%s pages=%llu rate_bytes=%llu", by,
            (unsigned long long)kv_scrub_progress(scrub->run).pages_total,
            (unsigned long long)rate_bytes);
     return KV_OK;
@@ -241,7 +258,7 @@ static bool list_quarantined(struct flow *flow, struct request_scrub *out)
     return true;
 }
 
-static bool fill_status(struct flow *flow, bool changed)
+bool scrub_fill_status(struct flow *flow, bool changed)
 {
     const struct scrub *scrub = &flow->shard->scrub;
     struct request_scrub *out = kv_arena_alloc(flow->req->arena, sizeof(*out));
@@ -276,10 +293,14 @@ void flow_scrub(struct flow *flow)
     const struct request_in *in = &flow->req->in;
     uint64_t rate_bytes = in->u.scrub.rate_bytes;
     kv_status status = KV_OK;
+    if (in->u.scrub.action == SCRUB_RELEASE) {
+        flow_release(flow);
+        return;
+    }
     bool changed = false;
     if (in->u.scrub.action == SCRUB_START && scrub->run == NULL) {
         if (rate_bytes == 0) rate_bytes = shard->options.scrub_rate_bytes;
-        status = run_start(shard, rate_bytes);
+        status = run_start(shard, rate_bytes, "call");
         changed = status == KV_OK;
     } else if (in->u.scrub.action == SCRUB_START) {
         /* It goes on, at the rate that was named last. */
@@ -292,7 +313,7 @@ void flow_scrub(struct flow *flow)
         changed = !scrub->stopping;
         scrub->stopping = true;
     }
-    if (status == KV_OK && !fill_status(flow, changed)) status = KV_NOMEM;
+    if (status == KV_OK && !scrub_fill_status(flow, changed)) status = KV_NOMEM;
     if (status != KV_OK) flow_fail_status(flow, status);
     flow_finish(flow);
 }

@@ -508,12 +508,13 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
         at->before.pages = at->pages;
     }
     store->unloading = true;
-    while (tree->roots != NULL) {
-        struct kv_node *node = tree->roots;
+    for (struct kv_node *node = tree->roots; node != NULL;) {
         while (node->child != NULL)
             node = node->child;
+        struct kv_node *const above = node->parent;
         kv_pool_drop(store->pool, &node->image, KV_REASON_LOST_NODE);
         kv_index_node_remove(store->index, node);
+        node = above != NULL ? above : tree->roots;
     }
     store->unloading = false;
     while ((at = kv_index_head_next(tree, at)) != NULL) {

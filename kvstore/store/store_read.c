@@ -324,16 +324,18 @@ void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, enum kv_re
     store->removing = KV_REASON_NONE;
 }
 
-/* Without the records of sessions. */
+/* Without the records of sessions.  From the leaves up; the way down is gone once, not again from
+ * the top for each leaf: a tree may be as deep as its session has checkpoints. */
 static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
+    struct kv_node *leaf = node;
     for (;;) {
-        struct kv_node *leaf = node;
         while (leaf->child != NULL)
             leaf = leaf->child;
-        const bool last = leaf == node;
+        struct kv_node *const above = leaf == node ? NULL : leaf->parent;
         kv_store_drop_leaf(store, leaf, why);
-        if (last) break;
+        if (above == NULL) break;
+        leaf = above;
     }
 }
 
