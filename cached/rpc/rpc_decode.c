@@ -559,6 +559,11 @@ static bool decode_erase(struct decoder *d)
     return true;
 }
 
+static bool decode_rotate(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__rotate_key_request__descriptor) != NULL;
+}
+
 /* The token list of the message; it is not in what protobuf-c unpacked. */
 static struct request_tokens tokens_of(const struct request *req)
 {
@@ -583,6 +588,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
         [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
         [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_ROTATE_KEY] = decode_rotate,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

@@ -30,6 +30,10 @@ struct shard_options {
     uint64_t compact_rate;              /* Bytes a second; at least 1. */
     uint32_t eos;                       /* Token that ends an answer. */
     uint64_t scrub_rate_bytes;          /* A second, where `scrub start` names none. */
+    /* The master key as it is configured, read anew; NULL: none is.  On the shard. */
+    kv_status (*read_master_key)(void *context, uint8_t key[32], struct kv_error *err);
+    void *key_context;
+    const char *key_setting;       /* That says where it is. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 
