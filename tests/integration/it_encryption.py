@@ -603,6 +603,32 @@ def keys_stay_where_they_are_locked():
 
 
 @case
+def many_users():
+    """mkstate --master-key: a daemon finds all of it, and starts no slower for the keys."""
+    folder = scratch()
+    directory, key = os.path.join(folder, "state"), key_file(folder)
+    made = subprocess.run(
+        [os.path.join(BUILD, "tools", "mkstate"), "--checkpoints", "3000", "--users", "600",
+         "--sessions", "2", "--master-key", key, directory], capture_output=True, check=False)
+    equal(made.returncode, 0, f"mkstate: {made.stderr}")
+    code, text, _ = kvdump("verify", "--master-key", key, directory)
+    check(code == 0 and "OK: 3000 checkpoints" in text and "not encrypted" not in text, text)
+    box = encrypted(flags={"ssd.segment_bytes": "64MiB", "ssd.bytes": "256MiB",
+                           "state.dir": directory})
+    box.flags["ssd.master_key_file"] = key
+    box.start()
+    equal(box.counter("cached_encryption_keys", box_labels(box)), 600, "a key for each user")
+    check(box.logged("recovered 3000 checkpoints, dropped 0"), "recovered")
+    put_key(key)
+    equal(rotate(box)["keys"], 600, "all of them rotated")
+    box.crash()
+    equal(box.counter("cached_encryption_keys", box_labels(box)), 600, "and there again")
+    box.stop()
+    code, text, _ = kvdump("verify", "--master-key", key, directory)
+    check(code == 0 and "OK: 3000 checkpoints" in text, text)
+
+
+@case
 def the_golden_directory():
     """tests/data/format-v1-encrypted, by kvdump: with its key, without it, with another."""
     directory = os.path.join(scratch(), "golden")
