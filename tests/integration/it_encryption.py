@@ -10,11 +10,12 @@ import hashlib
 import os
 import re
 import struct
+import subprocess
 import time
 
 from cli import Tool, token_file
-from daemon import PLANT, TEST_BINARY, Daemon, admin_pb, check, equal, expect, pack, pb, scratch
-from state_files import State, kvdump
+from daemon import BUILD, PLANT, TEST_BINARY, Daemon, admin_pb, check, equal, expect, pack, pb, scratch
+from state_files import State, kvdump, sealed
 from talk import (
     EXACT, MISS, REPLAY, Box, Talk, case, even, flip, overwrite, patiently, resumed, rng, run_cases,
     tokens)
@@ -551,6 +552,109 @@ def damage_is_found_with_a_key_and_without():
     state.write(second, data)
     code, text, _ = kvdump("verify", "--master-key", box.key, box.state)
     check(code == 7 and text.count("generation") == 2, text)
+
+
+def memory_of(pid):
+    """(flags, bytes) of every mapping that can be written to."""
+    maps, flags, here = [], {}, None
+    with open(f"/proc/{pid}/smaps", encoding="ascii", errors="replace") as f:
+        for line in f:
+            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ", line)
+            if found:
+                here = (int(found.group(1), 16), int(found.group(2), 16), found.group(3))
+                maps.append(here)
+            elif line.startswith("VmFlags:"):
+                flags[here] = line.split()[1:]
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for begin, end, rights in maps:
+            if "w" not in rights:
+                continue
+            memory.seek(begin)
+            try:
+                yield flags[(begin, end, rights)], memory.read(end - begin)
+            except OSError:
+                continue
+
+
+@case
+def keys_stay_where_they_are_locked():
+    """No copy of the master key lies anywhere else in the daemon's memory, nor the file's text."""
+    box = encrypted().start()
+    turns(box, some_prompts(2))
+    box.restart()
+    put_key(box.key)
+    equal(rotate(box)["rotated"], True, "rotated")
+    with open(box.key, "rb") as f:
+        text = f.read().strip()
+    key = bytes.fromhex(text.decode())
+    inside, outside, written = 0, 0, 0
+    for flags, data in memory_of(box.process.pid):
+        if "dd" in flags and "lo" in flags and len(data) <= 1 << 20:
+            inside += data.count(key)
+        else:
+            outside += data.count(key)
+        written += data.count(text)
+    equal((outside, written), (0, 0), "copies of the key, and of its text, elsewhere")
+    equal(inside, 1, "and one where it belongs")
+    equal(box.counter("cached_encryption_unlocked_errno"), 0, "locked")
+    doctor = Tool("unix:" + box.socket, token_file(box.directory, "ops")).run("doctor").stdout
+    check("pages on SSD are encrypted" in doctor, f"doctor: {doctor}")
+    box.stop()
+
+
+@case
+def many_users():
+    """mkstate --master-key: a daemon finds all of it, and starts no slower for the keys."""
+    folder = scratch()
+    directory, key = os.path.join(folder, "state"), key_file(folder)
+    made = subprocess.run(
+        [os.path.join(BUILD, "tools", "mkstate"), "--checkpoints", "3000", "--users", "600",
+         "--sessions", "2", "--master-key", key, directory], capture_output=True, check=False)
+    equal(made.returncode, 0, f"mkstate: {made.stderr}")
+    code, text, _ = kvdump("verify", "--master-key", key, directory)
+    check(code == 0 and "OK: 3000 checkpoints" in text and "not encrypted" not in text, text)
+    box = encrypted(flags={"ssd.segment_bytes": "64MiB", "ssd.bytes": "256MiB",
+                           "state.dir": directory})
+    box.flags["ssd.master_key_file"] = key
+    box.start()
+    equal(box.counter("cached_encryption_keys", box_labels(box)), 600, "a key for each user")
+    check(box.logged("recovered 3000 checkpoints, dropped 0"), "recovered")
+    put_key(key)
+    equal(rotate(box)["keys"], 600, "all of them rotated")
+    box.crash()
+    equal(box.counter("cached_encryption_keys", box_labels(box)), 600, "and there again")
+    box.stop()
+    code, text, _ = kvdump("verify", "--master-key", key, directory)
+    check(code == 0 and "OK: 3000 checkpoints" in text, text)
+
+
+@case
+def the_golden_directory():
+    """tests/data/format-v1-encrypted, by kvdump: with its key, without it, with another."""
+    directory = os.path.join(scratch(), "golden")
+    unpack = [os.path.join(BUILD, "tests", "test_format_golden"), "--unpack-encrypted", directory]
+    subprocess.run(unpack, check=True, stdout=subprocess.DEVNULL)
+    before = contents(directory)
+    key = key_file(text=bytes(range(32)).hex())
+    code, text, _ = kvdump("verify", "--master-key", key, directory)
+    check(code == 0 and "encrypted: 5 pages, opened" in text and "OK: 4 checkpoints" in text, text)
+    code, text, _ = kvdump("verify", directory)
+    check(code == 0 and "ids and rows are not compared" in text and "OK: 4 checkpoints" in text,
+          text)
+    code, _, text = kvdump("verify", "--master-key", key_file(), directory)
+    check(code == 1 and "encrypted with master key" in text, text)
+    code, _, text = kvdump("verify", "--master-key")
+    check(code == 2 and "--master-key: no file" in text, text)
+    equal(contents(directory), before, "kvdump changed nothing")
+    state = State(directory)
+    page = state.pages()[0]
+    # One bit of the ciphertext and the checksum made right: only who has the key sees it.
+    data = bytearray(state.read(page))
+    data[300] ^= 4
+    state.write(page, sealed(data))
+    equal(kvdump("verify", directory)[0], 0, "without the key it looks whole")
+    code, text, _ = kvdump("verify", "--master-key", key, directory)
+    check(code == 7 and "encrypted with another key" in text, text)
 
 
 if __name__ == "__main__":

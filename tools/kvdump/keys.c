@@ -179,9 +179,9 @@ kv_status dump_decrypt(struct dump *dump, const struct kv_page_header *header, u
         dump->counts.plain++;
         return KV_OK;
     }
-    dump->counts.encrypted++;
     if (dump->keys == NULL)
         return KV_FAIL(err, KV_CORRUPT, "page: encrypted, in a directory that is not");
+    dump->counts.encrypted++;
     if (cipher->ssd_page != ssd_page)
         return KV_FAIL(err, KV_CORRUPT, "page: encrypted for place %" PRIu32, cipher->ssd_page);
     const struct dump_key *key = find_key(dump, &header->user, cipher->key_id);
