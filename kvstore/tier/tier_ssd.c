@@ -147,9 +147,13 @@ static kv_status first_add(struct kv_ssd *ssd, struct kv_error *err)
 {
     if (!kv_ssd_make_another(ssd)) return KV_FAIL(err, KV_NOMEM, "make the first SSD segment");
     kv_ssd_rest(ssd);
-    if (ssd->segment_count == 1) return KV_OK;
-    if (err != NULL) *err = ssd->make.err;
-    return ssd->make.status;
+    if (ssd->segment_count == 0) {
+        if (err != NULL) *err = ssd->make.err;
+        return ssd->make.status;
+    }
+    /* Nothing was in it before: records of its pages are of a file that is gone. */
+    ssd->segments[0].valid_bytes = 0;
+    return KV_OK;
 }
 
 static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct kv_error *err)
