@@ -92,6 +92,7 @@
 
 /* Threads and I/O. */
 #define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
+#define KV_DISK_NAMES_BYTES_MAX (64u << 20) /* Of one folder: more than a million segments. */
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u

@@ -447,6 +447,7 @@ static void finish(struct work *work)
         memcpy(work->uneven_why, why, sizeof(why));
     }
     work->read_only |= kv_ssd_usage(world->store->ssd).read_only;
+    work->erased += kv_ssd_usage(world->store->ssd).pages_erased;
     world_close(world);
 }
 
