@@ -97,6 +97,10 @@ static void du_end(struct du *du, kv_status status)
 {
     struct flow *flow = du->flow;
     const struct kv_ssd_usage ssd = kv_ssd_usage(flow->shard->store->ssd);
+    const struct kv_encryption_facts encryption = kv_store_encryption(flow->shard->store);
+    du->out->encryption = encryption.on             ? "on"
+                          : encryption.is_encrypted ? "off, and some pages are encrypted"
+                                                    : "off";
     du->out->bytes_max = ssd.bytes_max;
     du->out->bytes_files = ssd.bytes_files;
     du->out->page_bytes = flow->shard->layout->page_bytes;

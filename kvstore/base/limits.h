@@ -86,6 +86,10 @@
 #define KV_SCRUB_PENDING_MAX 64u         /* Findings whose session is busy. */
 #define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
 
+/* Encryption: pages on their way to SSD lie in buffers of their own, at least four of them. */
+#define KV_ENCRYPT_BUFFER_BYTES (4u << 20)
+#define KV_ENCRYPT_PAGES_MAX 64u
+
 /* Threads and I/O. */
 #define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
 #define KV_RING_DEPTH 128u

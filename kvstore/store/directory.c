@@ -5,7 +5,7 @@
  * manifest and the first segment are made.  So a directory that has those and no superblock is not
  * a new one interrupted by a crash; it is of the layout before version 1.  After that the file
  * changes only when a copy of it was damaged, while there is no segment yet, or when the directory
- * gets a feature.
+ * gets a feature or another master key.
  */
 
 #include "kvstore/store/directory.h"
@@ -322,12 +322,19 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
     return status;
 }
 
+kv_status kv_directory_replace(struct kv_disk *disk, const char *dir,
+                               const struct kv_superblock *next, struct kv_superblock *superblock,
+                               struct kv_error *err)
+{
+    const kv_status status = write_file(disk, dir, next, err);
+    if (status == KV_OK) *superblock = *next;
+    return status;
+}
+
 kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,
                                    struct kv_superblock *superblock, struct kv_error *err)
 {
     struct kv_superblock next = *superblock;
     next.features |= feature;
-    const kv_status status = write_file(disk, dir, &next, err);
-    if (status == KV_OK) *superblock = next;
-    return status;
+    return kv_directory_replace(disk, dir, &next, superblock, err);
 }

@@ -245,6 +245,7 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
     Cached__Session__V1__DeleteSessionRequest drop =
         CACHED__SESSION__V1__DELETE_SESSION_REQUEST__INIT;
     Cached__Admin__V1__EraseUserRequest erase = CACHED__ADMIN__V1__ERASE_USER_REQUEST__INIT;
+    Cached__Admin__V1__RotateKeyRequest rotate = CACHED__ADMIN__V1__ROTATE_KEY_REQUEST__INIT;
     Cached__Admin__V1__ScrubRequest scrub = CACHED__ADMIN__V1__SCRUB_REQUEST__INIT;
     Cached__Admin__V1__DiskUsageRequest usage = CACHED__ADMIN__V1__DISK_USAGE_REQUEST__INIT;
     drop.session_id = (char *)"s";
@@ -257,9 +258,8 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
         enum request_method method;
         const ProtobufCMessage *message;
     } all[] = {
-        {REQUEST_DELETE_SESSION, &drop.base},
-        {REQUEST_ERASE_USER, &erase.base},
-        {REQUEST_SCRUB, &scrub.base},
+        {REQUEST_DELETE_SESSION, &drop.base}, {REQUEST_ERASE_USER, &erase.base},
+        {REQUEST_ROTATE_KEY, &rotate.base},   {REQUEST_SCRUB, &scrub.base},
         {REQUEST_DISK_USAGE, &usage.base},
     };
     if (index >= KV_ARRAY_COUNT(all)) return 0;

@@ -164,6 +164,33 @@ static void test_store(void)
     check_refused(decode_store, buf, bytes, 0, 2, 1); /* A version we do not know. */
 }
 
+/* Version 2: the salt under a key. */
+static void test_user_sealed(void)
+{
+    struct kv_record_user record = {.name = "bob", .sealed = {.key_id = 5}};
+    struct kv_record_user got;
+    uint8_t buf[KV_RECORD_USER_MAX];
+    fill(record.sealed.nonce, sizeof(record.sealed.nonce), 1);
+    fill(record.sealed.salt, sizeof(record.sealed.salt), 0x40);
+    fill(record.sealed.tag, sizeof(record.sealed.tag), 0x80);
+    const uint32_t bytes = kv_record_user_encode(&record, buf);
+    EXPECT_EQ_U32(bytes, 66 + 3 + 4);
+    EXPECT_EQ_U32(buf[0], 2);
+    EXPECT_EQ_U32(buf[1], 5);
+    EXPECT_EQ_MEM(buf + 5, record.sealed.nonce, 12);
+    EXPECT_EQ_MEM(buf + 17, record.sealed.salt, 32);
+    EXPECT_EQ_MEM(buf + 49, record.sealed.tag, 16);
+    EXPECT_EQ_U32(buf[65], 3);
+    EXPECT(kv_record_user_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_MEM(&got.sealed, &record.sealed, sizeof(got.sealed));
+    EXPECT(strcmp(got.name, "bob") == 0);
+    check_damage(decode_user, buf, bytes);
+    check_refused(decode_user, buf, bytes, 1, 0, 4); /* No key. */
+    check_refused(decode_user, buf, bytes, 65, 0, 1);
+    check_refused(decode_user, buf, bytes, 65, 4, 1);
+    check_refused(decode_user, buf, bytes, 67, 0, 1);
+}
+
 static void test_user(void)
 {
     struct kv_record_user record = {.name = "alice"};
@@ -601,6 +628,7 @@ int main(void)
     test_commit();
     test_clock();
     test_user();
+    test_user_sealed();
     test_session();
     test_session_smallest_and_largest();
     test_session_of_another_tree();
