@@ -18,6 +18,7 @@
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
 #include "kvstore/format/reason.h"
+#include "kvstore/format/removal.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -40,6 +41,7 @@ enum request_method {
     REQUEST_DISK_USAGE,
     REQUEST_DELETE_SESSION,
     REQUEST_ERASE_USER,
+    REQUEST_WHY,
     REQUEST_METHOD_COUNT,
 };
 
@@ -179,6 +181,11 @@ struct request_in {
             struct kv_user_id user; /* EraseUser. */
             const char *user_name;
         } remove;
+        struct {
+            struct kv_user_id user;
+            bool has_position;
+            uint32_t position;
+        } why;
     } u;
 };
 
@@ -253,6 +260,16 @@ struct request_usage {
     struct kv_session_id after;
 };
 
+/* Why, of a position or of the head; with out.removed and out.removals. */
+struct request_why {
+    bool is_there; /* The session; false: out.removed says how it went. */
+    bool has_position, is_stored;
+    uint32_t position;
+    enum kv_reason reason;
+    uint32_t head_position, checkpoints;
+    uint64_t idle_ms, ttl_ms;
+};
+
 struct request_out {
     struct request_failure failure;
     struct request_times times;
@@ -290,6 +307,12 @@ struct request_out {
     struct request_scrub *scrub;    /* Arena. */
     struct request_usage *usage;    /* Arena. */
     struct request_receipt receipt; /* DeleteSession, EraseUser. */
+    bool has_removed;               /* Lookup, Prefill, Decode, Why: what took the rows that are */
+    struct kv_removal removed;      /* missing next. */
+    struct kv_removal *removals;    /* GetSession, Why; arena, oldest first. */
+    uint32_t removal_count;
+    bool removals_cut;       /* Older ones were forgotten. */
+    struct request_why *why; /* Arena. */
 };
 
 struct request {

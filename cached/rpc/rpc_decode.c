@@ -574,17 +574,41 @@ static bool decode_erase(struct decoder *d)
     return true;
 }
 
+static bool decode_why(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__WhyRequest *m = unpack(d, &cached__admin__v1__why_request__descriptor);
+    if (m == NULL || !take_user(req, m->user)) return false;
+    if (!check_name(req, "session_id", m->session_id)) return false;
+    req->in.u.why.user = kv_user_id_of(m->user);
+    req->in.session_name = m->session_id;
+    req->in.session = kv_session_id_of(&req->in.u.why.user, m->session_id);
+    req->in.u.why.has_position = m->has_position;
+    req->in.u.why.position = m->position;
+    const uint32_t max = m->has_position ? KV_PROMPT_TOKENS_MAX - 1 : 0;
+    return check_max(req, KV_REASON_POSITION_INVALID, "position", m->position, max);
+}
+
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
-        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
-        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
-        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
-        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
-        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
-        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
-        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
-        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_OPEN_SESSION] = decode_open,
+        [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,
+        [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint,
+        [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,
+        [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,
+        [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,
+        [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,
+        [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete,
+        [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_WHY] = decode_why,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

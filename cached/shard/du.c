@@ -292,7 +292,7 @@ static bool take_record(struct du *du, const struct kv_manifest_put *put, kv_sta
     if (du->at.skipped || *status != KV_OK) return *status != KV_OK;
     if (put->key[SESSION_KEY_BYTES] == 'N')
         *status = take_node(du, put);
-    else
+    else if (put->key[SESSION_KEY_BYTES] == 'P')
         take_page(du, put);
     return *status != KV_OK;
 }

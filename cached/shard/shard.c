@@ -37,6 +37,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_DISK_USAGE] = flow_disk_usage,
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,
+    [REQUEST_WHY] = flow_why,
 };
 
 static void poke_run(struct kv_msg *msg)

@@ -49,7 +49,8 @@ void sweep_session(struct shard *shard, struct kv_session *session)
         session->used_ms = KV_MAX(session->used_ms, node->used_ms);
     if (session->node_count > 0 || !is_forgotten(shard, session)) return;
     struct kv_batch *batch = kv_batch_create(shard->store);
-    if (batch == NULL || kv_batch_delete_session(batch, &session->id) != KV_OK) {
+    if (batch == NULL || kv_batch_delete_session(batch, &session->id) != KV_OK ||
+        kv_batch_delete_history(batch, &session->id) != KV_OK) {
         kv_batch_discard(batch);
         return;
     }

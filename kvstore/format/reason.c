@@ -221,6 +221,9 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Name a user of the token file."),
     REASON(USER_NOT_FOUND, NOT_FOUND, "No user of that name has opened a session.",
            "`cachectl du` lists those that have."),
+    REASON(POSITION_INVALID, INVALID_ARGUMENT,
+           "A position is below 1,048,576, and is said only with has_position.",
+           "Name a token of the session, the first one is 0."),
     REASON(MODEL_LOST, UNAVAILABLE,
            "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",

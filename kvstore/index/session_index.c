@@ -76,6 +76,7 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
 
 static void session_free(struct kv_session *session)
 {
+    free(session->history);
     free(session->name);
     free(session->parent_name);
     free(session);
@@ -180,6 +181,22 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
     return session;
 }
 
+struct kv_history *kv_index_history(struct kv_index *index, struct kv_session *session)
+{
+    if (session->history != NULL) return session->history;
+    session->history = calloc(1, sizeof(*session->history));
+    if (session->history != NULL) index->heap_bytes += sizeof(*session->history);
+    return session->history;
+}
+
+void kv_index_history_drop(struct kv_index *index, struct kv_session *session)
+{
+    if (session->history == NULL) return;
+    index->heap_bytes -= sizeof(*session->history);
+    free(session->history);
+    session->history = NULL;
+}
+
 void kv_index_session_pages(struct kv_index *index, struct kv_session *session, uint32_t pages)
 {
     struct kv_user *user = session->user;
@@ -195,6 +212,7 @@ void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
 {
     assert(session->roots == NULL);
     kv_index_session_pages(index, session, 0);
+    kv_index_history_drop(index, session);
     struct kv_session **link = &index->sessions[kv_load32(session->id.bytes) % SESSION_BUCKETS];
     while (*link != session)
         link = &(*link)->next;

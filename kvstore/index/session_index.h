@@ -18,6 +18,7 @@
 #include "kvstore/format/ids.h"
 #include "kvstore/format/image.h"
 #include "kvstore/format/reason.h"
+#include "kvstore/format/removal.h"
 #include "kvstore/tier/tier_pool.h"
 
 #include <stdbool.h>
@@ -99,7 +100,7 @@ struct kv_session {
     struct kv_node *head;  /* Deepest checkpoint of the head's branch; NULL: position 0. */
     uint32_t node_count;
     bool unreadable; /* Loaded, and its records cannot be read: nothing of it is used or saved. */
-    enum kv_reason last_loss; /* Why the last thing was removed; NONE. */
+    struct kv_history *history; /* What was removed from it; heap, NULL: nothing. */
     /* For the shard. */
     void *live;     /* struct live, or NULL. */
     void *busy;     /* The request that has the session. */
@@ -141,6 +142,9 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
                                         struct kv_user *user, const char *name,
                                         const char *parent_name);
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session);
+/* Its history, to be added to; made if there is none.  NULL: no memory. */
+struct kv_history *kv_index_history(struct kv_index *index, struct kv_session *session);
+void kv_index_history_drop(struct kv_index *index, struct kv_session *session);
 /* Says how many pages a tree has that is not loaded. */
 void kv_index_session_pages(struct kv_index *index, struct kv_session *session, uint32_t pages);
 /* In no particular order; start with *bucket = 0, last = NULL. */

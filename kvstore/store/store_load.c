@@ -57,6 +57,7 @@ static void load_finish(struct load *load, kv_status status)
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
     session->load = status == KV_OK ? KV_LOAD_DONE : KV_LOAD_NONE;
+    if (status != KV_OK) kv_index_history_drop(store->index, session);
     session->touched_seq = ++store->touch_seq;
     store->operations--;
     store->counters.loads++;
@@ -98,6 +99,16 @@ static void load_forget_page(struct load *load, const struct kv_record_page *rec
     load_forget(load, &put);
 }
 
+/* One explanation less: nothing else depends on it. */
+static void load_forget_history(struct load *load, const struct kv_manifest_put *put)
+{
+    const struct kv_manifest_put gone = {.key = put->key, .key_bytes = put->key_bytes};
+    struct kv_batch *dead = kv_store_dead_batch(load->store);
+    kv_log(load->store->options.log, KV_LOG_ERROR, "record_damaged", "kind=history");
+    if (dead == NULL || kv_batch_put(dead, &gone) != KV_OK)
+        kv_log(load->store->options.log, KV_LOG_ERROR, "record_leaked", "kind=history");
+}
+
 /* What needed it was to be dropped when its place was quarantined, and was in use then. */
 static void load_forget_bad(struct load *load, const struct kv_record_page *record)
 {
@@ -129,6 +140,12 @@ static kv_status load_decode(struct load *load)
     struct kv_manifest_put put;
     while (kv_manifest_scan_next(&load->scan, &offset, &put)) {
         if (put.key_bytes < 18) continue;
+        if (put.key[17] == 'H') {
+            const kv_status status = kv_store_take_history(load->store, load->session, &put);
+            if (status == KV_NOMEM) return status;
+            if (status == KV_CORRUPT) load_forget_history(load, &put);
+            continue;
+        }
         const bool is_node = put.key[17] == 'N';
         const kv_status status =
             is_node
@@ -255,6 +272,17 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     return true;
 }
 
+/* Where its edge begins is known from its pages, if not from its parent. */
+static void note_incomplete(struct kv_store *store, struct kv_session *session,
+                            const struct kv_record_node *record)
+{
+    const struct kv_loss loss = {.cause = KV_REASON_CORRUPT};
+    const uint32_t last = kv_pages_for(record->tokens);
+    const uint32_t first = last - KV_MIN(last, record->page_count);
+    kv_store_note_removed(store, session, &record->id, first * KV_PAGE_TOKENS, record->tokens,
+                          &loss);
+}
+
 static void load_link(struct load *load)
 {
     struct kv_store *store = load->store;
@@ -266,7 +294,7 @@ static void load_link(struct load *load)
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
         store->counters.nodes_dropped++;
-        session->last_loss = KV_REASON_CORRUPT;
+        note_incomplete(store, session, &load->nodes[i]);
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
         kv_log(store->options.log, KV_LOG_WARN, "checkpoint_dropped",
@@ -282,6 +310,7 @@ static void load_link(struct load *load)
     store->checkpoints += session->recorded_nodes;
     store->checkpoints -= recorded;
     kv_store_record_count(store, session);
+    kv_store_record_history(store, session);
 }
 
 static void removals_done(void *context, kv_status status);
@@ -320,7 +349,9 @@ static kv_status load_unreadable(struct load *load)
     store->checkpoints -= session->recorded_nodes;
     session->unreadable = true;
     session->head = NULL;
-    session->last_loss = KV_REASON_CORRUPT;
+    /* Not recorded: its records stay as they are. */
+    kv_store_note_removed(store, session, &session->head_id, 0, KV_MAX(session->head_tokens, 1u),
+                          &(struct kv_loss){.cause = KV_REASON_CORRUPT});
     return KV_OK;
 }
 
@@ -420,6 +451,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     store->unloading = false;
     session->head = NULL;
     session->recorded_nodes = recorded;
+    kv_index_history_drop(store->index, session);
     kv_index_session_pages(store->index, session, pages);
     session->load = KV_LOAD_NONE;
     store->counters.unloads++;

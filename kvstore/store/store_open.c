@@ -187,6 +187,8 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     }
     kv_store_time_judge(store);
     kv_status status = kv_store_recover_quarantine(store, err);
+    kv_store_history_feature(store);
+    if (status == KV_OK) status = kv_store_recover_deleted(store, err);
     if (status == KV_OK) status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
@@ -219,7 +221,7 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
         .segment_bytes = options->segment_bytes,
-        .features = KV_FEATURE_SEGMENTS, /* Of a new one. */
+        .features = KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY, /* Of a new one. */
         .created_ms = kv_clock_wall_ms(options->clock),
     };
     /* Settings that cannot work are refused before they are written into a new directory. */
@@ -391,6 +393,7 @@ void kv_store_close(struct kv_store *store)
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
     free(store->quarantined);
+    free(store->deleted);
     free(store);
 }
 

@@ -299,11 +299,11 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Without the session's record. */
-static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
+/* Without the session's records. */
+static void drop_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
 {
     struct kv_session *session = node->session;
-    store->removing = why;
+    store->removing = loss->cause;
     for (;;) {
         struct kv_node *leaf = node;
         while (leaf->child != NULL)
@@ -311,28 +311,42 @@ static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reas
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead == NULL || kv_batch_delete_node(dead, &session->id, &leaf->id) != KV_OK)
             kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
-        kv_pool_drop(store->pool, &leaf->image, why);
+        kv_store_note_node(store, leaf, loss);
+        kv_pool_drop(store->pool, &leaf->image, loss->cause);
         store->counters.nodes_dropped++;
-        store->counters.removed_nodes[why]++;
+        store->counters.removed_nodes[loss->cause]++;
         if (leaf->durable) store->checkpoints--;
         const bool last = leaf == node;
         kv_index_node_remove(store->index, leaf);
         if (last) break;
     }
     store->removing = KV_REASON_NONE;
-    session->last_loss = why;
+}
+
+/* What is there now, and what went. */
+static void record_drop(struct kv_store *store, struct kv_session *session)
+{
+    kv_store_record_count(store, session);
+    kv_store_record_history(store, session);
+}
+
+void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
+                            const struct kv_loss *loss)
+{
+    struct kv_session *session = node->session;
+    drop_node(store, node, loss);
+    record_drop(store, session);
 }
 
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
-    struct kv_session *session = node->session;
-    drop_node(store, node, why);
-    kv_store_record_count(store, session);
+    kv_store_drop_node_for(store, node, &(struct kv_loss){.cause = why});
 }
 
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why)
 {
+    const struct kv_loss loss = {.cause = why};
     struct kv_node *node = kv_index_node_next(session, NULL);
     const uint32_t before = session->node_count;
     while (node != NULL) {
@@ -340,28 +354,29 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
         for (uint32_t i = 0; i < node->page_count; i++)
             lists |= node->pages[i] == page;
         if (lists) {
-            drop_node(store, node, why);
+            drop_node(store, node, &loss);
             node = kv_index_node_next(session, NULL); /* The tree changed: from the start. */
         } else {
             node = kv_index_node_next(session, node);
         }
     }
-    if (session->node_count != before) kv_store_record_count(store, session);
+    if (session->node_count != before) record_drop(store, session);
 }
 
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
 {
+    const struct kv_loss loss = {.cause = KV_REASON_EXPIRED};
     const uint64_t now_ms = kv_store_now_ms(store);
     struct kv_node *node = kv_index_node_next(session, NULL);
     const uint32_t before = session->node_count;
     while (node != NULL) {
         /* Nodes below were used no later than this one, so they are due as well. */
         if (kv_index_expired(node, now_ms)) {
-            drop_node(store, node, KV_REASON_EXPIRED);
+            drop_node(store, node, &loss);
             node = kv_index_node_next(session, NULL);
         } else {
             node = kv_index_node_next(session, node);
         }
     }
-    if (session->node_count != before) kv_store_record_count(store, session);
+    if (session->node_count != before) record_drop(store, session);
 }

@@ -42,6 +42,7 @@ const struct command *const commands[] = {
     &command_session_show,
     &command_session_delete,
     &command_user_erase,
+    &command_why,
     &command_stats,
     &command_du,
     &command_scrub_start,

@@ -85,6 +85,7 @@ enum client_method {
     CLIENT_DISK_USAGE,
     CLIENT_DELETE_SESSION,
     CLIENT_ERASE_USER,
+    CLIENT_WHY,
     CLIENT_METHOD_COUNT,
 };
 
