@@ -42,6 +42,7 @@ enum request_method {
     REQUEST_DELETE_SESSION,
     REQUEST_ERASE_USER,
     REQUEST_WHY,
+    REQUEST_PURGE_MODEL,
     REQUEST_METHOD_COUNT,
 };
 
@@ -186,6 +187,11 @@ struct request_in {
             bool has_position;
             uint32_t position;
         } why;
+        struct {
+            const char *digits;   /* Of the fingerprint; lower case. */
+            uint32_t digit_count; /* 0: every model but the served one. */
+            bool dry_run;
+        } purge;
     } u;
 };
 
@@ -270,6 +276,20 @@ struct request_why {
     uint64_t idle_ms, ttl_ms;
 };
 
+/* Models whose checkpoints are stored, and what went of them. */
+struct request_purge_model {
+    uint64_t tag; /* First 8 B of the fingerprint. */
+    uint64_t checkpoints;
+    bool is_served, is_asked;
+};
+struct request_purge {
+    bool dry_run;
+    struct request_purge_model models[KV_PURGE_MODELS_MAX];
+    uint32_t model_count;
+    uint64_t checkpoints, pages;
+    uint64_t page_bytes;
+};
+
 struct request_out {
     struct request_failure failure;
     struct request_times times;
@@ -311,8 +331,9 @@ struct request_out {
     struct kv_removal removed;      /* missing next. */
     struct kv_removal *removals;    /* GetSession, Why; arena, oldest first. */
     uint32_t removal_count;
-    bool removals_cut;       /* Older ones were forgotten. */
-    struct request_why *why; /* Arena. */
+    bool removals_cut;           /* Older ones were forgotten. */
+    struct request_why *why;     /* Arena. */
+    struct request_purge *purge; /* Arena. */
 };
 
 struct request {

@@ -589,6 +589,25 @@ static bool decode_why(struct decoder *d)
     return check_max(req, KV_REASON_POSITION_INVALID, "position", m->position, max);
 }
 
+static bool decode_purge(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__PurgeModelRequest *m =
+        unpack(d, &cached__admin__v1__purge_model_request__descriptor);
+    if (m == NULL) return false;
+    const size_t count = strlen(m->model);
+    const bool is_other = strcmp(m->model, "other") == 0;
+    if (!is_other && (count < 8 || count > 64 || strspn(m->model, "0123456789abcdef") != count)) {
+        request_fail(req, KV_REASON_MODEL_INVALID, "model", "8 to 64 of [0-9a-f], or other",
+                     request_u64(req, count), NULL);
+        return false;
+    }
+    req->in.u.purge.digits = is_other ? "" : m->model;
+    req->in.u.purge.digit_count = is_other ? 0 : (uint32_t)count;
+    req->in.u.purge.dry_run = m->dry_run;
+    return true;
+}
+
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
@@ -609,6 +628,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_DELETE_SESSION] = decode_delete,
         [REQUEST_ERASE_USER] = decode_erase,
         [REQUEST_WHY] = decode_why,
+        [REQUEST_PURGE_MODEL] = decode_purge,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

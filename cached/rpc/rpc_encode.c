@@ -371,6 +371,8 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return rpc_encode_erase(req);
     case REQUEST_WHY:
         return rpc_encode_why(req);
+    case REQUEST_PURGE_MODEL:
+        return rpc_encode_purge(req);
     case REQUEST_METHOD_COUNT:
         break;
     }

@@ -170,3 +170,38 @@ const ProtobufCMessage *rpc_encode_why(struct request *req)
     m->n_removals = out->removal_count;
     return &m->base;
 }
+
+static Cached__Admin__V1__PurgeModel *purged_model(struct kv_arena *arena,
+                                                   const struct request_purge_model *model)
+{
+    Cached__Admin__V1__PurgeModel *m = kv_arena_alloc(arena, sizeof(*m));
+    uint8_t bytes[8];
+    char name[17];
+    FILL(m, CACHED__ADMIN__V1__PURGE_MODEL__INIT);
+    kv_store64(bytes, model->tag);
+    for (uint32_t i = 0; i < 8; i++)
+        (void)snprintf(name + (size_t)2 * i, 3, "%02x", bytes[i]);
+    m->model = kv_arena_strdup(arena, name, 16);
+    m->checkpoints = model->checkpoints;
+    m->served = model->is_served;
+    m->asked = model->is_asked;
+    return m->model == NULL ? NULL : m;
+}
+
+const ProtobufCMessage *rpc_encode_purge(struct request *req)
+{
+    const struct request_purge *purge = req->out.purge;
+    assert(purge != NULL);
+    Cached__Admin__V1__PurgeModelResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__ADMIN__V1__PURGE_MODEL_RESPONSE__INIT);
+    m->checkpoints = purge->checkpoints;
+    m->bytes = purge->pages * purge->page_bytes;
+    m->models = kv_arena_alloc(req->arena, (purge->model_count + 1u) * sizeof(*m->models));
+    if (m->models == NULL) return NULL;
+    for (uint32_t i = 0; i < purge->model_count; i++) {
+        m->models[i] = purged_model(req->arena, &purge->models[i]);
+        if (m->models[i] == NULL) return NULL;
+    }
+    m->n_models = purge->model_count;
+    return &m->base;
+}

@@ -38,6 +38,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,
     [REQUEST_WHY] = flow_why,
+    [REQUEST_PURGE_MODEL] = flow_purge_model,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -274,6 +275,7 @@ void shard_run(void *context)
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
         delete_tick(shard);
+        purge_tick(shard);
         slots_give(shard);
         slots_wake(shard);
         const bool evicts = evict_tick(shard);

@@ -272,6 +272,7 @@ void flow_disk_usage(struct flow *flow);
 void flow_delete_session(struct flow *flow);
 void flow_erase_user(struct flow *flow);
 void flow_why(struct flow *flow);
+void flow_purge_model(struct flow *flow);
 
 /* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
  * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only
@@ -414,6 +415,13 @@ struct removal;
 /* Removals whose session is at rest now go on. */
 void delete_tick(struct shard *shard);
 
+/* ---- purge ---- */
+
+struct purge;
+
+/* Those whose session is at rest now go on. */
+void purge_tick(struct shard *shard);
+
 /* ---- why ---- */
 
 /* What took a checkpoint that is not there; NEVER_STORED: nothing that is known. */
@@ -488,6 +496,7 @@ struct shard {
     struct compact compact;
     struct scrub scrub;
     struct removal *removals; /* Under way. */
+    struct purge *purges;     /* Likewise. */
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

@@ -22,8 +22,9 @@
 
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
-#define KV_STOPS_MAX (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.  \
-                                            */
+#define KV_STOPS_MAX                                                                               \
+    (KV_ANCHORS_MAX + 2u) /* Places of one prefill where a checkpoint may stand.                   \
+                           */
 #define KV_DECODE_TOKENS_MAX 65536u
 #define KV_STOP_TOKENS_MAX 16u /* Named by the client; the model's eos comes on top. */
 #define KV_MESSAGE_BYTES_MAX (8u << 20)
@@ -67,6 +68,7 @@
 /* DiskUsage, one answer: records looked at (a session is never cut), and rows. */
 #define KV_USAGE_RECORDS_MAX 65536u
 #define KV_USAGE_ROWS_MAX 1000u
+#define KV_PURGE_MODELS_MAX 64u /* Told apart by one PurgeModel call. */
 
 /* The scrub. */
 #define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */
@@ -81,7 +83,7 @@
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u
-#define KV_READ_DEPTH 32u /* Pages of one read that are with the disk at a time. */
+#define KV_READ_DEPTH 32u            /* Pages of one read that are with the disk at a time. */
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u

@@ -149,6 +149,21 @@ def position_invalid(w):
               value=str(fields["position"]))
 
 
+@case("MODEL_INVALID")
+def model_invalid(w):
+    for bad in ("", "0123456", "0" * 65, "0123456G", "ABCDEF01", "others"):
+        fails(w.ops.PurgeModel, admin_pb.PurgeModelRequest(model=bad), code=INVALID,
+              reason="MODEL_INVALID", field="model", value=str(len(bad)))
+
+
+@case("MODEL_IN_USE")
+def model_in_use(w):
+    served = w.ops.GetStats(admin_pb.GetStatsRequest()).model_fingerprint.hex()
+    for digits in (served[:8], served[:16], served):
+        fails(w.ops.PurgeModel, admin_pb.PurgeModelRequest(model=digits),
+              code="FAILED_PRECONDITION", reason="MODEL_IN_USE", field="model", value=digits)
+
+
 @case("STALE_EPOCH")
 def stale_epoch(w):
     w.alice.OpenSession(pb.OpenSessionRequest(session_id="epoch"))
@@ -419,7 +434,7 @@ def not_implemented(w):
     served = {"OpenSession", "Lookup", "Prefill", "Decode", "Checkpoint", "WaitDurable",
               "Rollback", "CloseSession", "ListSessions", "GetSession", "GetStats", "GetConfig",
               "AdvanceClock", "Scrub", "DiskUsage",
-              "DeleteSession", "EraseUser", "Why"}
+              "DeleteSession", "EraseUser", "Why", "PurgeModel"}
     from cached.transfer.v1 import transfer_pb2 as transfer_pb
     count = 0
     for module, service in ((pb, "SessionService"), (admin_pb, "AdminService"),

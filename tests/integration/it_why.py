@@ -14,7 +14,7 @@ from cli import Tool, token_file
 from daemon import admin_pb, check, equal, expect, pb
 from state_files import State, kvdump
 from talk import (
-    EXACT, MISS, MINUTE_MS, POOL_TTL_MS, REPLAY, SSD_TTL_MS, Box, Talk, case, even, find_pages,
+    MISS, MINUTE_MS, POOL_TTL_MS, REPLAY, Box, Talk, case, find_pages,
     flip, model_dir, patiently, resumed, run_cases, together, tokens)
 
 SMALL = {"ssd.segment_bytes": "1MiB", "ssd.bytes": "8MiB", "pool.ttl": "1s"}
@@ -36,15 +36,14 @@ def said(box, name, position, reason, what, **removed):
     return got
 
 
-def ways(box, check_it, name):
+def ways(box, check_it, name, **fields):
     """As it is, after a clean restart, after kill -9.  check_it(box, talk, what)"""
     for how in ("before", "restart", "kill -9"):
         if how == "restart":
             box.restart()
         if how == "kill -9":
             box.crash()
-        talk = Talk(box.client(), name)
-        check_it(talk, f"{name}, {how}")
+        check_it(Talk(box.client(), name, **fields), f"{name}, {how}")
 
 
 def verified(box):
@@ -111,7 +110,7 @@ def too_short_for_a_replay():
 
 @case
 def expired():
-    """By lookup before anything was swept, and by what the sweep left."""
+    """The age and the limit are told as long as the session is known."""
     box = Box("synthetic").start()
     talk = Talk(box.client(), "s", ttl_ms=10 * MINUTE_MS)
     prompt = tokens(300)
@@ -138,11 +137,11 @@ def expired():
                code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="EXPIRED")
         expect(talk.call.Rollback, pb.RollbackRequest(session_id="s", checkpoint_id=b"x" * 16),
                code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="NEVER_STORED")
-    ways(box, look, "s")
+    ways(box, look, "s", ttl_ms=10 * MINUTE_MS)
     state = verified(box)
     equal(history(state, "alice/s"), [("EXPIRED", False, 0, 300, 1, 10 * MINUTE_MS)], "on disk")
     box.start()
-    talk = Talk(box.client(), "s")
+    talk = Talk(box.client(), "s", ttl_ms=10 * MINUTE_MS)
     talk.prefill(prompt)
     said(box, "s", 10, "", "stored again")
     equal(len(talk.get().removals), 1, "what was before stays in the list")
@@ -340,6 +339,46 @@ def another_model():
     box.flags["engine.model_dir"] = model_dir()
     box.start()
     check(said(box, "s", 10, "LOST_NODE", "its own model again").stored, "its rows are there")
+    old = box.stats().model_fingerprint.hex()
+    box.stop()
+    box.flags["engine.model_dir"] = other
+    box.start()
+    talk = Talk(box.client(), "s")
+    mine = tokens(300)
+    talk.prefill(mine)
+    talk.close()
+    purge(box, old, prompt, mine)
+
+
+def purge(box, old, prompt, mine):
+    """cachectl purge: frees what the old model left, and nothing of the new one."""
+    ops = Tool("unix:" + box.socket, token_file(box.directory, "ops"))
+    new = box.stats().model_fingerprint.hex()
+    used = box.tier("ssd").items_used
+    check("--yes" in ops.code(2, "purge", "--model", old[:16]).stderr, "wants --yes")
+    check("MODEL_IN_USE" in ops.code(1, "purge", "--yes", "--model", new[:16]).stderr, "in use")
+    check("MODEL_INVALID" in ops.code(2, "purge", "--yes", "--model", "x").stderr, "no model")
+    ops.code(2, "purge", "--yes")
+    mine_only = Tool("unix:" + box.socket, token_file(box.directory, "alice"))
+    check("ROLE_DENIED" in mine_only.code(4, "purge", "--yes", "--model", "other").stderr, "ops only")
+    lines = ops.code(0, "purge", "--model", "other", "--dry-run").stdout.splitlines()
+    check([old[:16], "1", "would go"] in [line.split("\t") for line in lines], lines)
+    check([new[:16], "1", "served"] in [line.split("\t") for line in lines], lines)
+    equal(lines[-1], "would purge 1 checkpoints, 60.0 KiB", "dry run")
+    equal(box.tier("ssd").items_used, used, "it has done nothing")
+    document = ops.json("--json", "purge", "--yes", "--model", old[:16])
+    equal((document["checkpoints"], document["bytes"]), (1, 3 * 20480), "receipt")
+    equal(used - box.tier("ssd").items_used, 3, "its places are free")
+    equal(ops.json("--json", "purge", "--yes", "--model", "other")["checkpoints"], 0, "once more")
+    box.crash()
+    resumed(Talk(box.client(), "s").lookup(mine + tokens(9)), REPLAY, 300, "the new one's stays")
+    state = verified(box)
+    equal(history(state, "alice/s"), [("MODEL_CHANGED", False, 0, 300, 1, 0)], "on disk")
+    box.flags["engine.model_dir"] = model_dir()
+    box.start()
+    talk = Talk(box.client(), "s")
+    got = talk.lookup(prompt)
+    equal((got.outcome, got.removed.cause), (MISS, "MODEL_CHANGED"), "the old model finds nothing")
     box.stop()
 
 

@@ -86,6 +86,7 @@ enum client_method {
     CLIENT_DELETE_SESSION,
     CLIENT_ERASE_USER,
     CLIENT_WHY,
+    CLIENT_PURGE_MODEL,
     CLIENT_METHOD_COUNT,
 };
 
