@@ -282,7 +282,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +
                             config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
-                            RSS_BUDGET_EXTRA,
+                            KV_ANSWERS_BYTES_MAX + RSS_BUDGET_EXTRA,
     };
     return shard_create(&shard, &daemon->shard, err);
 }

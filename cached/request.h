@@ -112,10 +112,20 @@ struct request_times {
     uint64_t queue_ns, lookup_ns, read_ns, run_ns, commit_ns;
 };
 
+/* One field of the message, to tell a repeated call from another one with its id. */
+struct request_field {
+    const char *name; /* As in the .proto; static. */
+    bool is_number;
+    uint64_t value; /* The number; else the start of a digest of its bytes. */
+};
+
 struct request_in {
     /* By rpc for every session call; the name is in the arena, like the message it came in. */
     const char *session_name;
     struct kv_session_id session;
+    const char *request_id;             /* Arena; NULL: none. */
+    const struct request_field *fields; /* Only with a request_id: all but that and session_id. */
+    uint32_t field_count;
     uint64_t epoch; /* 0: none. */
     enum request_level level;
     union {
@@ -294,6 +304,7 @@ struct request_out {
     struct request_failure failure;
     struct request_times times;
     uint64_t epoch;
+    bool repeated; /* The answer of an earlier call with its request_id. */
     enum request_outcome outcome;
     enum kv_reason reason;
     enum kv_reason save_reason; /* NONE, or why a checkpoint was not stored. */
@@ -344,8 +355,7 @@ struct request {
     const char *user_name;
     bool is_ops;          /* Its token has role ops. */
     uint64_t deadline_ns; /* kv_clock_stopwatch_ns() after which nobody waits. */
-    /* Client gone or deadline passed: set by rpc; or the session is being closed: set by the shard.
-     * Polled by shard and worker. */
+    /* Client gone or its deadline passed: set by rpc, looked at by the shard. */
     atomic_bool cancelled;
     struct request_in in;
     struct request_out out;

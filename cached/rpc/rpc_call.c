@@ -100,11 +100,12 @@ static void log_finished(const struct rpc_call *call)
     kv_log(call->server->options.log, is_run ? KV_LOG_INFO : KV_LOG_DEBUG, call->method->event,
            "session=%s plan=%s reason=%s hit=%" PRIu32 " replay=%" PRIu32 " computed=%" PRIu32
            " sent=%" PRIu32 " queue_us=%" PRIu64 " lookup_us=%" PRIu64 " read_us=%" PRIu64
-           " run_us=%" PRIu64 " commit_us=%" PRIu64 " status=%s",
+           " run_us=%" PRIu64 " commit_us=%" PRIu64 " status=%s%s",
            session, plans[out->outcome & 3], kv_reason_info(out->reason)->name, out->hit_tokens,
            out->replayed_tokens, out->computed_tokens, out->tokens_sent, t->queue_ns / 1000,
            t->lookup_ns / 1000, t->read_ns / 1000, t->run_ns / 1000, t->commit_ns / 1000,
-           out->failure.failed ? kv_reason_info(out->failure.reason)->name : "ok");
+           out->failure.failed ? kv_reason_info(out->failure.reason)->name : "ok",
+           out->repeated ? " repeated=1" : "");
 }
 
 static void on_replied(struct rpc_tag *tag, bool ok)

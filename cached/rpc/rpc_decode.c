@@ -10,6 +10,7 @@
 #include "cached/rpc/rpc_decode.h"
 
 #include "admin.pb-c.h"
+#include "cached/rpc/rpc_request_id.h"
 #include "kvstore/base/bytes.h"
 #include "session.pb-c.h"
 
@@ -28,6 +29,7 @@ struct decoder {
     ProtobufCAllocator allocator;
     const uint8_t *rest;
     struct rpc_split split;
+    const ProtobufCMessage *message;
 };
 
 static void *alloc_in_arena(void *context, size_t bytes)
@@ -112,8 +114,10 @@ static void *unpack(struct decoder *d, const ProtobufCMessageDescriptor *type)
                      "The text field %s holds a NUL byte.", field);
         return NULL;
     }
-    void *message = protobuf_c_message_unpack(type, &d->allocator, d->split.rest_bytes, d->rest);
+    ProtobufCMessage *message =
+        protobuf_c_message_unpack(type, &d->allocator, d->split.rest_bytes, d->rest);
     if (message == NULL) (void)malformed(d->req);
+    d->message = message;
     return message;
 }
 
@@ -141,19 +145,6 @@ static bool take_session(struct request *req, const char *name)
     req->in.session_name = name;
     req->in.session = kv_session_id_of(&req->user, name);
     return true;
-}
-
-/* Checked and not kept: nothing is answered by it in this version. */
-static bool check_request_id(struct request *req, const char *id)
-{
-    const size_t count = strlen(id);
-    bool good = count <= KV_REQUEST_ID_MAX;
-    for (size_t i = 0; good && i < count; i++)
-        good = id[i] > 0x20 && id[i] < 0x7f;
-    if (good) return true;
-    request_fail(req, KV_REASON_REQUEST_ID_INVALID, "request_id", "1 to 64 printable bytes",
-                 request_u64(req, count), NULL);
-    return false;
 }
 
 /* Numbers beyond what a field may hold, all alike. */
@@ -261,7 +252,7 @@ static bool decode_open(struct decoder *d)
         m->kind == 0 ? CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_MAIN : (uint32_t)m->kind;
     req->in.u.open.parent_name = has_parent ? m->parent_session_id : NULL;
     req->in.u.open.ttl_ms = m->ttl_ms;
-    return check_request_id(req, m->request_id);
+    return true;
 }
 
 static bool decode_lookup(struct decoder *d)
@@ -314,7 +305,7 @@ static bool decode_prefill(struct decoder *d)
     req->in.u.prefill.no_checkpoint = m->no_checkpoint;
     req->in.u.prefill.exact = m->exact;
     req->in.epoch = m->epoch;
-    return check_request_id(req, m->request_id);
+    return true;
 }
 
 static bool fail_sampling(struct request *req, const char *field, const char *limit, double value)
@@ -383,13 +374,7 @@ static bool decode_decode(struct decoder *d)
     req->in.u.decode.no_checkpoint = m->no_checkpoint;
     req->in.u.decode.from_position = m->from_position;
     req->in.epoch = m->epoch;
-    if (!check_request_id(req, m->request_id)) return false;
-    if (m->request_id[0] == '\0') return true;
-    /* Its answer would have to be kept; taken and not honoured it would promise too much. */
-    request_fail(req, KV_REASON_NOT_IMPLEMENTED, "request_id", "empty", m->request_id,
-                 "Decode with a request_id is not in this version; after a lost answer use "
-                 "from_position.");
-    return false;
+    return true;
 }
 
 static bool decode_checkpoint(struct decoder *d)
@@ -402,7 +387,7 @@ static bool decode_checkpoint(struct decoder *d)
         return false;
     req->in.u.checkpoint.kind = m->kind == 0 ? KIND_MANUAL : (enum request_kind)m->kind;
     req->in.epoch = m->epoch;
-    return take_level(req, (int)m->level) && check_request_id(req, m->request_id);
+    return take_level(req, (int)m->level);
 }
 
 static bool decode_wait(struct decoder *d)
@@ -430,7 +415,7 @@ static bool decode_rollback(struct decoder *d)
     if (!take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
         return false;
     req->in.epoch = m->epoch;
-    return check_request_id(req, m->request_id);
+    return true;
 }
 
 static bool decode_close(struct decoder *d)
@@ -559,7 +544,7 @@ static bool decode_delete(struct decoder *d)
         unpack(d, &cached__session__v1__delete_session_request__descriptor);
     if (m == NULL || !take_session(req, m->session_id)) return false;
     req->in.u.remove.dry_run = m->dry_run;
-    return check_request_id(req, m->request_id);
+    return true;
 }
 
 static bool decode_erase(struct decoder *d)
@@ -608,6 +593,19 @@ static bool decode_purge(struct decoder *d)
     return true;
 }
 
+/* The token list of the message; it is not in what protobuf-c unpacked. */
+static struct request_tokens tokens_of(const struct request *req)
+{
+    switch (req->method) {
+    case REQUEST_PREFILL:
+        return req->in.u.prefill.tokens;
+    case REQUEST_DECODE:
+        return req->in.u.decode.forced;
+    default:
+        return (struct request_tokens){0};
+    }
+}
+
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
@@ -645,5 +643,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
 
     assert(req->method < REQUEST_METHOD_COUNT);
     assert(req->arena != NULL);
-    return split(&d, pieces, token_fields[req->method]) && decoders[req->method](&d);
+    const uint32_t field = token_fields[req->method];
+    if (!split(&d, pieces, field) || !decoders[req->method](&d)) return false;
+    return rpc_request_id_take(req, d.message, field, tokens_of(req));
 }

@@ -45,8 +45,8 @@ static bool plan_writes(struct shard *shard, struct live *live, struct commit *c
         if (slot == KV_HBM_SLOT_NONE &&
             (!live_make_room(shard, live, 1) || kv_hbm_alloc(store->hbm, &slot) != KV_OK))
             return false;
-        memcpy(kv_hbm_bytes(store->hbm, slot), live->page_bytes[k], shard->layout->page_bytes);
-        kv_page_clear_after(shard->layout, kv_hbm_bytes(store->hbm, slot), count);
+        /* Not what lies behind: the engine may be writing there. */
+        kv_page_copy(shard->layout, live->page_bytes[k], count, kv_hbm_bytes(store->hbm, slot));
         kv_write_add(commit->write, touched->objects[i], slot, count, &live->chain[k]);
         kv_hbm_unpin(store->hbm, slot); /* The write holds its own pin. */
     }

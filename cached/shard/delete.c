@@ -104,6 +104,7 @@ static void session_gone(void *context, kv_status status)
            (unsigned long long)removal->nodes, (unsigned long long)removal->pages);
     shard->store->checkpoints -= KV_MIN(removal->nodes, shard->store->checkpoints);
     shard->counters.sessions_deleted++;
+    answers_forget_session(shard, &session->id);
     kv_index_session_remove(shard->store->index, session);
     removal->session = NULL;
     session_next(removal);
@@ -308,9 +309,7 @@ static void wait_look(struct removal *removal)
         return;
     }
     if (!is_at_rest(removal)) {
-        struct flow *running = session->busy;
-        if (running != NULL && !atomic_exchange(&running->req->cancelled, true))
-            shard->look_now = true; /* It may only wait. */
+        if (session->busy != NULL) flow_close(session->busy);
         removal->waiting = true;
         return;
     }
@@ -362,6 +361,7 @@ static void user_gone(void *context, kv_status status)
         return;
     }
     removal->user = NULL;
+    answers_forget_user(removal->shard, &user->id);
     kv_index_user_remove(removal->shard->store->index, user);
     removal_end(removal);
 }

@@ -12,22 +12,41 @@
 #include <assert.h>
 #include <string.h>
 
+static bool is_late(const struct flow *flow)
+{
+    const uint64_t deadline_ns = flow->req->deadline_ns;
+    return deadline_ns != 0 && kv_clock_stopwatch_ns() > deadline_ns;
+}
+
+bool flow_is_over(const struct flow *flow)
+{
+    if (atomic_load(&flow->shard->stopping) || flow->closed) return true;
+    if (answers_wanted(flow)) return false;
+    return is_late(flow) || atomic_load(&flow->req->cancelled);
+}
+
 bool flow_cancelled(struct flow *flow)
 {
-    struct request *req = flow->req;
-    if (atomic_load(&flow->shard->stopping) && !flow->failed) {
-        flow_fail(flow, KV_REASON_SHUTTING_DOWN, NULL, NULL, NULL);
-        return true;
-    }
-    if (req->deadline_ns != 0 && kv_clock_stopwatch_ns() > req->deadline_ns) {
-        flow_fail(flow, KV_REASON_DEADLINE, NULL, NULL, NULL);
-        return true;
-    }
-    if (atomic_load(&req->cancelled)) {
-        flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
-        return true;
-    }
-    return false;
+    enum kv_reason why = KV_REASON_CANCELLED;
+    if (!flow_is_over(flow)) return false;
+    if (atomic_load(&flow->shard->stopping))
+        why = KV_REASON_SHUTTING_DOWN;
+    else if (is_late(flow))
+        why = KV_REASON_DEADLINE;
+    flow_fail(flow, why, NULL, NULL, NULL);
+    return true;
+}
+
+uint64_t flow_job_deadline(const struct flow *flow)
+{
+    return flow->answer == NULL ? flow->req->deadline_ns : 0;
+}
+
+void flow_close(struct flow *flow)
+{
+    if (!flow->closed) flow->shard->look_now = true; /* It may only wait. */
+    flow->closed = true;
+    atomic_store(&flow->stop, true);
 }
 
 void flow_fail(struct flow *flow, enum kv_reason reason, const char *field, const char *limit,
@@ -259,6 +278,7 @@ void flow_finish(struct flow *flow)
     struct request *req = flow->req;
 
     assert(flow->commit == NULL && !flow->waits_slot);
+    struct flow *joined = answers_end(flow);
     flow_unpin_read(flow);
     if (flow->image_slot != KV_POOL_SLOT_NONE) kv_pool_unpin(shard->store->pool, flow->image_slot);
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(flow->reserved); i++) {
@@ -287,4 +307,5 @@ void flow_finish(struct flow *flow)
     request_reply(req);
     if (freed != NULL) shard_session_freed(shard, freed);
     slots_give(shard);
+    answers_wake(joined);
 }

@@ -26,7 +26,7 @@ static void decode_reply(struct flow *flow)
         flow_fill_checkpoint(flow, flow->points[0].node,
                              &out->checkpoints[out->checkpoint_count++]);
     if (flow->live != NULL) out->head_position = flow->live->state.tokens;
-    out->tokens_sent = flow->streamed;
+    out->tokens_sent = flow->answer == NULL ? flow->streamed : answers_made_before(flow);
     out->stopped = flow->job.stopped;
     flow_finish(flow);
 }
@@ -40,8 +40,10 @@ static void maybe_finish(struct flow *flow)
 static void stream_sent(struct kv_msg *msg)
 {
     struct request *req = KV_CONTAINER_OF(msg, struct request, stream_msg);
+    struct flow *flow = req->flow;
     req->stream_busy = false;
-    pump(req->flow);
+    if (atomic_load(&req->cancelled)) flow->shard->look_now = true;
+    pump(flow);
 }
 
 static void pump(struct flow *flow)
@@ -49,6 +51,13 @@ static void pump(struct flow *flow)
     struct request *req = flow->req;
     if (req->stream_busy) return;
     const uint32_t made = atomic_load_explicit(&flow->job.out_count, memory_order_acquire);
+    if (flow->answer != NULL) {
+        /* Its caller may be gone while others want what it makes. */
+        if (!atomic_load(&req->cancelled) && answers_stream(flow)) return;
+        flow->drained = flow->job_done;
+        maybe_finish(flow);
+        return;
+    }
     if (flow->resend_from < flow->resend_to && flow->live != NULL) {
         const uint32_t count = KV_MIN(flow->resend_to - flow->resend_from, STREAM_TOKENS_MAX);
         const uint32_t from = flow->resend_from;
@@ -80,7 +89,19 @@ static void decode_progress(struct kv_msg *msg)
     struct worker_job *job = KV_CONTAINER_OF(msg, struct worker_job, progress);
     struct flow *flow = KV_CONTAINER_OF(job, struct flow, job);
     atomic_store(&job->progress_posted, false);
+    answers_pump(flow);
     pump(flow);
+}
+
+/* A Checkpoint that was taken beside it is saved first. */
+static void decode_save(struct flow *flow)
+{
+    if (flow->session->commits > 0 && !patience_is_over(flow)) {
+        flow->waits_commit = true;
+        flow->wake = decode_save;
+        return;
+    }
+    turn_save(flow, decode_saved);
 }
 
 static void decode_done(struct flow *flow)
@@ -92,6 +113,8 @@ static void decode_done(struct flow *flow)
     if (live != NULL)
         memcpy(live->ids + flow->first_position, flow->job.out_tokens, sizeof(uint32_t) * made);
     flow->shard->counters.decoded_tokens += made;
+    answers_decoded(flow, made);
+    answers_pump(flow);
     if (flow->count > 0) { /* The head was not in memory: a resume like any other. */
         flow->shard->counters.outcomes[req->out.outcome]++;
         flow->shard->counters.outcome_reasons[req->out.reason]++;
@@ -100,7 +123,7 @@ static void decode_done(struct flow *flow)
     if (flow->job.status != KV_OK || live == NULL) {
         flow_fail_job(flow);
         flow->saved = flow->drained = true;
-        flow->streamed = made; /* Nobody reads any more. */
+        if (flow->answer == NULL) flow->streamed = made; /* Nobody reads any more. */
         flow->resend_from = flow->resend_to;
         maybe_finish(flow);
         return;
@@ -112,7 +135,7 @@ static void decode_done(struct flow *flow)
                                                 .state = live->state};
         flow->point_count = 1;
     }
-    turn_save(flow, decode_saved);
+    decode_save(flow);
 }
 
 static bool decode_buffers(struct flow *flow)
@@ -120,25 +143,27 @@ static bool decode_buffers(struct flow *flow)
     struct kv_arena *arena = flow->req->arena;
     struct worker_job *job = &flow->job;
     const uint32_t count = flow->req->in.u.decode.max_tokens;
-    job->out_tokens = kv_arena_alloc(arena, sizeof(uint32_t) * count);
+    const bool has_log = flow->answer != NULL; /* Its own, of which tokens are the end. */
+    job->out_tokens = has_log ? NULL : kv_arena_alloc(arena, sizeof(uint32_t) * count);
     job->out_crcs = kv_arena_alloc(arena, sizeof(uint32_t) * count);
     flow->no_crcs = kv_arena_alloc(arena, sizeof(uint32_t) * STREAM_TOKENS_MAX);
-    return job->out_tokens != NULL && job->out_crcs != NULL && flow->no_crcs != NULL;
+    return (has_log || job->out_tokens != NULL) && job->out_crcs != NULL && flow->no_crcs != NULL;
 }
 
 static void decode_job(struct flow *flow)
 {
     const struct request_in *in = &flow->req->in;
     struct worker_job *job = &flow->job;
-    job->decode_max = in->u.decode.max_tokens;
+    const uint32_t before = answers_made_before(flow);
+    job->decode_max = in->u.decode.max_tokens - before;
     job->sampling =
         (struct eng_sampling){.temperature = in->u.decode.temperature,
                               .top_p = in->u.decode.top_p == 0.0f ? 1.0f : in->u.decode.top_p,
                               .top_k = in->u.decode.top_k,
                               .seed = in->u.decode.seed};
     if (in->u.decode.forced.count > 0) {
-        job->forced = in->u.decode.forced.ids;
-        job->forced_count = in->u.decode.forced.count;
+        job->forced = in->u.decode.forced.ids + before;
+        job->forced_count = in->u.decode.forced.count - before;
         job->decode_max = KV_MIN(job->decode_max, job->forced_count);
     } else {
         memcpy(job->stops_at, in->u.decode.stop_tokens, sizeof(uint32_t) * in->u.decode.stop_count);
@@ -155,7 +180,7 @@ static void decode_job(struct flow *flow)
 static bool decode_resend(struct flow *flow, uint32_t sent_end)
 {
     const uint32_t from = flow->req->in.u.decode.from_position;
-    if (from == 0) return true;
+    if (from == 0 || answers_made_before(flow) > 0) return true;
     if (from > sent_end) {
         flow_fail(flow, KV_REASON_FROM_POSITION_INVALID, "from_position",
                   request_u64(flow->req, sent_end), request_u64(flow->req, from));
@@ -169,13 +194,15 @@ static bool decode_resend(struct flow *flow, uint32_t sent_end)
 static void decode_go(struct flow *flow, uint32_t tokens, bool pending)
 {
     flow->first_position = tokens + (pending ? 1 : 0);
-    if (!decode_resend(flow, flow->first_position)) {
+    if (!decode_resend(flow, flow->first_position) || !answers_decode_log(flow)) {
         flow_finish(flow);
         return;
     }
     decode_job(flow);
     resume_post_job(flow, decode_done);
     pump(flow);
+    /* A Checkpoint may have come before there was a step to take it at. */
+    shard_session_freed(flow->shard, flow->session);
 }
 
 /* The head was restored: what was stored may end below it, the rest is computed again first. */
@@ -203,7 +230,7 @@ static void decode_restore(struct flow *flow)
 static bool decode_fits(struct flow *flow, uint32_t tokens)
 {
     const uint32_t room = flow->shard->layout->context_tokens - tokens;
-    const uint32_t wanted = flow->req->in.u.decode.max_tokens;
+    const uint32_t wanted = flow->req->in.u.decode.max_tokens - answers_made_before(flow);
     /* One more than the answer, where there is one: its last token is written by the next call. */
     flow->extra_tokens = KV_MIN(wanted + 1, room);
     if (wanted <= room) return true;
@@ -231,8 +258,8 @@ static void decode_live(struct flow *flow, struct live *live)
     live->used_seq = ++flow->shard->used_seq;
     *job = (struct worker_job){
         .reply = flow->shard->options.mailbox,
-        .cancelled = &flow->req->cancelled,
-        .deadline_ns = flow->req->deadline_ns,
+        .cancelled = &flow->stop,
+        .deadline_ns = flow_job_deadline(flow),
         .slot = live->slot,
         .start = WORKER_CONTINUE,
         .start_tokens = live->state.tokens,

@@ -133,6 +133,7 @@ void resume_read(struct flow *flow)
         return;
     }
     live_note_loss(flow->live);
+    flow->live->turns++;
     if (flow->source != SOURCE_LIVE) live_clear(shard, flow->live);
     flow->live->busy = true;
     switch (flow->source) {
@@ -189,8 +190,8 @@ static void stage_prepare(struct flow *flow)
     job->page_count = live->page_count;
     job->ids = live->ids;
     job->replay_from = flow->plan.replay_from;
-    job->cancelled = &flow->req->cancelled;
-    job->deadline_ns = flow->req->deadline_ns;
+    job->cancelled = &flow->stop;
+    job->deadline_ns = flow_job_deadline(flow);
     job->reply = shard->options.mailbox;
     if (flow->image_slot != KV_POOL_SLOT_NONE) {
         job->image = kv_pool_bytes(shard->store->pool, flow->image_slot);
@@ -236,5 +237,6 @@ void resume_post_job(struct flow *flow, void (*done)(struct flow *flow))
     flow->job_finished = done;
     flow->job.user = flow->session->user->id;
     flow->job.msg.run = job_done;
+    flow->is_posted = true;
     worker_post(flow->shard->options.worker, &flow->job);
 }

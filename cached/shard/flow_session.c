@@ -140,8 +140,7 @@ static void close_now(struct flow *flow)
     }
     if (running != NULL) {
         /* What runs is cancelled first; it ends at its next chunk or step. */
-        atomic_store(&running->req->cancelled, true);
-        flow->shard->look_now = true; /* It may only wait. */
+        flow_close(running);
         flow->req->out.was_live = true;
         flow->waits_session = true;
         flow->wake = close_now;

@@ -1,5 +1,5 @@
 /*
- * Prefill, Checkpoint and Lookup.
+ * Prefill and Lookup, and what a turn ends with: a save.
  *
  * A prefill may stop on its way: at anchors, and at the position the client knows to be stable.
  * Each stop ends a piece as if it had been a call of its own, so what is stored there does not
@@ -14,7 +14,7 @@
 #include <assert.h>
 #include <string.h>
 
-static void turn_reply(struct flow *flow)
+void turn_reply(struct flow *flow)
 {
     struct request_out *out = &flow->req->out;
     out->checkpoints =
@@ -48,8 +48,9 @@ void turn_save(struct flow *flow, void (*after)(struct flow *flow))
         flow->points[i].pool_slot = flow->reserved[i];
         flow->reserved[i] = KV_POOL_SLOT_NONE;
     }
-    struct commit *commit = commit_start(flow->shard, flow->live, flow->points, flow->point_count,
-                                         &req->out.save_reason);
+    struct live *live = flow->beside != NULL ? flow->beside : flow->live;
+    struct commit *commit =
+        commit_start(flow->shard, live, flow->points, flow->point_count, &req->out.save_reason);
     for (uint32_t i = 0; i < flow->point_count; i++)
         flow->reserved[i] = flow->points[i].pool_slot; /* What was not used goes back at the end. */
     const bool wait = req->in.level == LEVEL_DEFAULT || req->in.level == LEVEL_SSD;
@@ -226,79 +227,6 @@ void flow_prefill(struct flow *flow)
         return;
     }
     flow_begin(flow, prefill_begun);
-}
-
-/* ---- Checkpoint ---- */
-
-static void checkpoint_reply(struct flow *flow)
-{
-    const enum kv_reason why = flow->req->out.save_reason;
-    const bool is_late = why == KV_REASON_SSD_SLOW && flow->req->in.level == LEVEL_SSD;
-    if (flow->points[0].node == NULL || is_late) {
-        flow_fail(flow, why == KV_REASON_NONE ? KV_REASON_INTERNAL : why, "checkpoint", NULL, NULL);
-        if (why == KV_REASON_SSD_SLOW) flow->req->out.failure.retry_ms = KV_DISK_PATIENCE_MS;
-    }
-    turn_reply(flow);
-}
-
-static void checkpoint_exported(struct flow *flow)
-{
-    if (flow->job.status != KV_OK) {
-        flow_fail_job(flow);
-        flow_finish(flow);
-        return;
-    }
-    flow->points[0].state = flow->live->state;
-    turn_save(flow, checkpoint_reply);
-}
-
-static void checkpoint_begun(struct flow *flow)
-{
-    struct kv_session *session = flow->session;
-    resume_expire_live(flow);
-    struct live *live = session->live;
-    flow->point_count = 1;
-    if (live == NULL || live->state.tokens == 0) {
-        /* Not in memory: the head is the last checkpoint, or there is none. */
-        flow->points[0].node = session->head;
-        flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
-        if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
-        if (session->head != NULL) kv_store_renew(flow->shard->store, session->head);
-        turn_reply(flow);
-        return;
-    }
-    flow->live = live;
-    live->busy = true;
-    flow->points[0] = (struct commit_point){
-        .tokens = live->state.tokens,
-        .kind = (uint8_t)(flow->req->in.u.checkpoint.kind == KIND_UNSPECIFIED
-                              ? KIND_MANUAL
-                              : flow->req->in.u.checkpoint.kind),
-        .pool_slot = KV_POOL_SLOT_NONE,
-    };
-    struct worker_job *job = &flow->job;
-    job->slot = live->slot;
-    job->start = WORKER_CONTINUE;
-    job->start_tokens = live->state.tokens;
-    job->pages = live->page_bytes;
-    job->page_count = live->page_count;
-    job->ids = live->ids;
-    job->replay_from = live->state.tokens;
-    job->prefill_to = live->state.tokens;
-    job->cancelled = &flow->req->cancelled;
-    job->reply = flow->shard->options.mailbox;
-    job->decode_export = flow_reserve_image(flow, 0);
-    flow->image_slot = KV_POOL_SLOT_NONE;
-    resume_post_job(flow, checkpoint_exported);
-}
-
-void flow_checkpoint(struct flow *flow)
-{
-    if (!flow_find_session(flow) || !flow_claim_session(flow)) {
-        flow_finish(flow);
-        return;
-    }
-    flow_begin(flow, checkpoint_begun);
 }
 
 /* ---- Lookup ---- */

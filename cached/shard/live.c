@@ -28,6 +28,7 @@ static void page_drop(struct shard *shard, struct live *live, uint32_t k)
 void live_clear(struct shard *shard, struct live *live)
 {
     assert(!live->busy);
+    live->turns++;
     for (uint32_t k = live->page_count; k-- > 0;)
         page_drop(shard, live, k);
     live_give_spare(shard, live);

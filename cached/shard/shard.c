@@ -80,6 +80,7 @@ void shard_destroy(struct shard *shard)
         free(shard->lives[i].page_bytes);
     }
     free(shard->lives);
+    answers_free_all(shard);
     free(shard->compact.sessions);
     kv_scrub_destroy(shard->scrub.run);
     free(shard);
@@ -105,11 +106,16 @@ static void dispatch(struct kv_msg *msg)
     if (shard->flows != NULL) shard->flows->prev = flow;
     shard->flows = flow;
     req->flow = flow;
+    flow_start(flow);
+}
+
+void flow_start(struct flow *flow)
+{
     if (flow_cancelled(flow)) {
         flow_finish(flow);
         return;
     }
-    entries[req->method](flow);
+    if (answers_begin(flow)) entries[flow->req->method](flow);
 }
 
 kv_status shard_post(struct shard *shard, struct request *req)
@@ -198,18 +204,15 @@ void shard_before_drop(struct kv_session *session, const struct kv_node *node)
     if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
 }
 
-/* Requests that only wait see their cancel flag and deadline here; a running job looks at the flag
- * itself, and a passed deadline or a stop set it. */
+/* Requests that only wait see here that they are over; a running job looks at the flag itself. */
 static void tick_flows(struct shard *shard)
 {
     struct flow *woken = NULL;
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
-        const uint64_t deadline_ns = flow->req->deadline_ns;
-        const bool over = atomic_load(&flow->req->cancelled) || atomic_load(&shard->stopping) ||
-                          (deadline_ns != 0 && kv_clock_stopwatch_ns() > deadline_ns);
-        if (!over) continue;
-        atomic_store(&flow->req->cancelled, true);
-        if (!flow->waits_commit && !flow->waits_session && !flow->waits_slot) continue;
+        if (!flow_is_over(flow)) continue;
+        atomic_store(&flow->stop, true);
+        if (!flow->waits_commit && !flow->waits_session && !flow->waits_slot && !flow->joins)
+            continue;
         if (flow->waits_slot) slots_leave(flow);
         flow->waits_commit = flow->waits_session = false;
         flow->next_waiter = woken;
@@ -271,6 +274,7 @@ void shard_run(void *context)
             patience_tick(shard);
             tick_lives(shard);
             tick_health(shard);
+            answers_tick(shard);
             sweep_tick(shard);
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);

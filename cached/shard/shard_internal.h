@@ -45,6 +45,7 @@ struct live {
     uint8_t **page_bytes; /* The same pages for the engine. */
     uint32_t page_count, page_capacity;
     uint32_t spare; /* HBM slot kept for the copy a save needs; KV_HBM_SLOT_NONE. */
+    uint64_t turns; /* Rises when its history may become another one. */
 };
 
 /* A free one, or the least recently used idle one, which goes back to its last checkpoint.  NULL:
@@ -166,6 +167,11 @@ struct flow {
     uint32_t stage;
     bool holds_session;
     bool failed;
+    bool closed;      /* Its session goes: it ends whoever waits for it. */
+    atomic_bool stop; /* Looked at by the worker: set by flow_stop(). */
+    /* With a request_id (answers.c): what it makes, or (joins) waits for or sends again. */
+    struct answer *answer;
+    bool joins;
     uint64_t mark_ns; /* Stopwatch at the start of the present stage group. */
 
     /* Resume. */
@@ -205,7 +211,8 @@ struct flow {
     struct commit *commit;
 
     /* Decode. */
-    uint32_t streamed;    /* Entries of out_tokens sent. */
+    uint32_t streamed;    /* Entries of out_tokens, or of the answer's log, sent. */
+    uint32_t logged;      /* Entries of the answer's log before its own. */
     uint32_t resend_from; /* Positions below the head still to be sent again; */
     uint32_t resend_to;   /* equal: none. */
     bool job_done, saved, drained;
@@ -219,9 +226,14 @@ struct flow {
     bool waits_commit;                     /* Woken when a commit of its session ends. */
     bool waits_session;                    /* Woken when its session is no longer claimed. */
     bool waits_slot;                       /* Woken when it has a slot. */
-    bool plan_only;                        /* Lookup: holds nothing, changes nothing. */
-    bool probed;                           /* Lookup: it has waited for pages once. */
-    bool exact;                            /* Nothing approximate is used. */
+    /* Checkpoint beside a Decode: */
+    struct live *beside;   /* whose state it takes, */
+    uint64_t beside_turns; /* as it was then, */
+    bool is_exporting;     /* and the worker has its job. */
+    bool is_posted;        /* The worker has its job, or had. */
+    bool plan_only;        /* Lookup: holds nothing, changes nothing. */
+    bool probed;           /* Lookup: it has waited for pages once. */
+    bool exact;            /* Nothing approximate is used. */
     bool want_pending;     /* Decode: a pending token at the head is worth an image. */
     uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
 };
@@ -242,8 +254,14 @@ void flow_fail(struct flow *flow, enum kv_reason reason, const char *field, cons
                const char *value);
 /* What the HBM tier has room for, in tokens: the limit that HBM_FULL names. */
 const char *flow_hbm_tokens(struct flow *flow);
+/* Begins it, as its method says. */
+void flow_start(struct flow *flow);
 /* True (and failed) when nobody waits any more. */
 bool flow_cancelled(struct flow *flow);
+/* Its caller is gone or its time is up, and nobody else wants what it does; or the shard stops. */
+bool flow_is_over(const struct flow *flow);
+/* Ends it at its next chunk or step, whoever waits for it: its session goes. */
+void flow_close(struct flow *flow);
 /* Why the job did not end well: nobody waits any more, or a bug. */
 void flow_fail_job(struct flow *flow);
 /* Result of a kv_status that has no better reason. */
@@ -300,8 +318,45 @@ uint64_t resume_lap(struct flow *flow);
 
 /* A live session whose windows or rows outlived their time is not used. */
 void resume_expire_live(struct flow *flow);
+/* What the worker looks at itself; 0: others may want the answer later than its caller does. */
+uint64_t flow_job_deadline(const struct flow *flow);
 /* Starts the job; `done` runs on the shard when it is over, after resume_job_done(). */
 void resume_post_job(struct flow *flow, void (*done)(struct flow *flow));
+
+/* ---- answers by request_id ---- */
+
+struct answer;
+
+struct answers {
+    struct answer *buckets[1024]; /* By session; new ones first. */
+    struct answer *oldest, *newest;
+    uint64_t bytes;
+    uint32_t count; /* Of those that are over. */
+};
+
+/* False: the flow got an answer, waits for one, or was refused: it is not to begin. */
+bool answers_begin(struct flow *flow);
+/* Keeps the answer, or leaves what it joined.  Returns those that go on behind flow_finish(). */
+struct flow *answers_end(struct flow *flow);
+void answers_wake(struct flow *woken);
+/* Whether others joined the call. */
+bool answers_wanted(const struct flow *flow);
+/* Decode: tokens that an earlier call with this id made. */
+uint32_t answers_made_before(const struct flow *flow);
+/* Before the job: its tokens go to the log of the answer.  False (and failed): the head is not
+ * where that log ends, or there is no memory. */
+bool answers_decode_log(struct flow *flow);
+/* Sends a piece of the log.  False: there is nothing to send now. */
+bool answers_stream(struct flow *flow);
+/* The job ended and made so many. */
+void answers_decoded(struct flow *flow, uint32_t made);
+/* Feeds the streams of those that joined. */
+void answers_pump(struct flow *flow);
+/* Drops what is past its time; each tick. */
+void answers_tick(struct shard *shard);
+void answers_forget_session(struct shard *shard, const struct kv_session_id *session);
+void answers_forget_user(struct shard *shard, const struct kv_user_id *user);
+void answers_free_all(struct shard *shard); /* No flow is left. */
 
 /* ---- slots ---- */
 
@@ -437,13 +492,15 @@ bool why_removals(struct flow *flow, const struct kv_session *session);
 
 /* ---- the shard ---- */
 
-/* Commits flow->points from flow->live (image of point i in reserved[i]); `after` runs when the
- * level asked for is reached or refused (out.save_reason). */
+/* Answers with the checkpoints of flow->points. */
+void turn_reply(struct flow *flow);
+/* Commits flow->points from flow->beside, or flow->live (image of point i in reserved[i]); `after`
+ * runs when the level asked for is reached or refused (out.save_reason). */
 void turn_save(struct flow *flow, void (*after)(struct flow *flow));
 
 /* Wakes flows that wait for a commit of this session. */
 void shard_commit_ended(struct shard *shard, struct kv_session *session);
-/* Wakes flows that wait for the session to be unclaimed. */
+/* Wakes flows that wait for the session to be unclaimed, or for its Decode to have a first step. */
 void shard_session_freed(struct shard *shard, struct kv_session *session);
 /* Drops every checkpoint that lists a damaged page. */
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page);
@@ -461,6 +518,7 @@ struct shard_counters {
     uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
     uint64_t late_saves;               /* Not waited for. */
     uint64_t sessions_deleted;
+    uint64_t answers_repeated, answers_joined, answers_continued, answers_refused;
 };
 
 enum shard_latency {
@@ -497,6 +555,7 @@ struct shard {
     struct scrub scrub;
     struct removal *removals; /* Under way. */
     struct purge *purges;     /* Likewise. */
+    struct answers answers;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
     uint64_t started_ns;

@@ -86,6 +86,20 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Requests that ended with an error.");
     add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
         "Sessions removed by DeleteSession and EraseUser.");
+    static const char help[] = "Calls repeated with their request_id: kept answers sent again, "
+                               "running calls joined, streams cut off that went on.";
+    add(stats, "cached_repeated_calls_total", "how=\"answer\"", (double)counters->answers_repeated,
+        help);
+    add(stats, "cached_repeated_calls_total", "how=\"joined\"", (double)counters->answers_joined,
+        help);
+    add(stats, "cached_repeated_calls_total", "how=\"continued\"",
+        (double)counters->answers_continued, help);
+    add(stats, "cached_repeated_refused_total", NULL, (double)counters->answers_refused,
+        "Calls whose request_id another call had.");
+    add(stats, "cached_answers", NULL, (double)shard->answers.count,
+        "Answers kept by request_id now.");
+    add(stats, "cached_answers_bytes", NULL, (double)shard->answers.bytes,
+        "Memory of the answers kept by request_id.");
     add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
         "Idle live sessions put back to their last checkpoint to make room.");
     for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {

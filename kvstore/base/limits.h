@@ -20,6 +20,12 @@
 #define KV_SESSION_NAME_MAX 128u /* [A-Za-z0-9._:-], 1 to 128 bytes. */
 #define KV_REQUEST_ID_MAX 64u
 
+/* Answers kept by request_id, in RAM. */
+#define KV_REQUEST_FIELDS_MAX 16u        /* Of one message, besides session_id and request_id. */
+#define KV_ANSWERS_PER_SESSION_MAX 64u   /* The last ones. */
+#define KV_ANSWERS_LIFE_MS 600000u       /* From the end of the call. */
+#define KV_ANSWERS_BYTES_MAX (16u << 20) /* Of one shard; the oldest go first. */
+
 /* Requests. */
 #define KV_ANCHORS_MAX 4u
 #define KV_STOPS_MAX                                                                               \

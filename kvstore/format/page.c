@@ -129,6 +129,21 @@ kv_status kv_page_decode(const struct kv_layout *layout, const uint8_t *page,
     return status;
 }
 
+void kv_page_copy(const struct kv_layout *layout, const uint8_t *page, uint32_t count, uint8_t *to)
+{
+    assert(count <= KV_PAGE_TOKENS);
+    memset(to, 0, layout->page_bytes);
+    memcpy(to, page, KV_PAGE_IDS_OFFSET + 4u * count);
+    for (uint32_t i = 0; i < layout->source_count; i++) {
+        const struct kv_source *source = &layout->sources[i];
+        const size_t have = count / source->ratio;
+        memcpy(to + layout->main_offset[i], page + layout->main_offset[i],
+               have * source->main_bytes);
+        memcpy(to + layout->index_offset[i], page + layout->index_offset[i],
+               have * source->index_bytes);
+    }
+}
+
 void kv_page_clear_after(const struct kv_layout *layout, uint8_t *page, uint32_t count)
 {
     assert(count <= KV_PAGE_TOKENS);

@@ -50,6 +50,10 @@ kv_status kv_page_verify(const struct kv_layout *layout, const uint8_t *page,
 kv_status kv_page_decode(const struct kv_layout *layout, const uint8_t *page,
                          struct kv_page_header *ret_header, struct kv_error *err) KV_MUST_CHECK;
 
+/* The page as it is at `count` tokens, into other memory of page_bytes.  Nothing behind is looked
+ * at: rows may be written there meanwhile. */
+void kv_page_copy(const struct kv_layout *layout, const uint8_t *page, uint32_t count, uint8_t *to);
+
 /* Zeroes ids and rows of tokens >= count (an entry of ratio 2 stands until both tokens are in). */
 void kv_page_clear_after(const struct kv_layout *layout, uint8_t *page, uint32_t count);
 

@@ -97,6 +97,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(REQUEST_ID_INVALID, INVALID_ARGUMENT,
            "A request id is empty or 1 to 64 printable ASCII characters without spaces.",
            "Choose an id of that form, or leave it empty."),
+    REASON(REQUEST_ID_REUSED, ALREADY_EXISTS,
+           "A call of this session had that request id and was another one: the answer names the "
+           "first field that differs.",
+           "Use a new id for each new call; repeat a call with the fields it had."),
     REASON(TTL_INVALID, INVALID_ARGUMENT, "The time to live is longer than 30 days.",
            "Ask for at most 2592000000 ms, or 0 for the server's default."),
     REASON(STALE_EPOCH, FAILED_PRECONDITION,

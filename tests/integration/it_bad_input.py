@@ -91,6 +91,14 @@ def request_id_invalid(w):
               code=INVALID, reason="REQUEST_ID_INVALID", field="request_id")
 
 
+@case("REQUEST_ID_REUSED")
+def request_id_reused(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="again", request_id="x" * 64))
+    fails(w.alice.OpenSession,
+          pb.OpenSessionRequest(session_id="again", request_id="x" * 64, ttl_ms=5),
+          code="ALREADY_EXISTS", reason="REQUEST_ID_REUSED", field="ttl_ms", limit="0", value="5")
+
+
 @case("TTL_INVALID")
 def ttl_invalid(w):
     most = 30 * 24 * 3600 * 1000

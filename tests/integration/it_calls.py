@@ -115,28 +115,6 @@ def cancelled_decode_keeps_the_tokens_so_far():
 
 
 @case
-def checkpoint_while_decoding():
-    """Not taken at a step boundary yet: refused as busy, and decoding goes on undisturbed."""
-    box, talk = opened()
-    prompt = tokens(200)
-    talk.prefill(prompt)
-    reference = Talk(box.client("bob"), "alone")
-    reference.prefill(prompt)
-    want = reference.decode(300).bits
-    stream = talk.stream(300)
-    head = []
-    for message in stream:
-        head += list(zip(daemon.unpack(message.tokens), message.logits_crc))
-        if len(head) >= 5:
-            break
-    expect(talk.call.Checkpoint, pb.CheckpointRequest(session_id="s", level=pb.LEVEL_SSD),
-           code="ABORTED", reason="SESSION_BUSY")
-    rest = Answer(stream)
-    equal(head + rest.bits, want, "decoding went on with the same bits")
-    box.stop()
-
-
-@case
 def decode_again_after_a_lost_stream():
     """from_position: tokens generated already are sent again, then it goes on."""
     box, talk = opened()
@@ -157,15 +135,13 @@ def decode_again_after_a_lost_stream():
 
 
 @case
-def retries_by_content_and_by_id():
-    """Prefill is repeatable by content; Decode is not, and says so when it is given an id."""
+def retries_by_content():
+    """Without an id a Prefill is repeatable too: equal content, equal checkpoint."""
     box, talk = opened()
     prompt = tokens(200)
-    made = talk.prefill(prompt, request_id="turn-1")
-    again = talk.prefill(prompt, request_id="turn-1")
+    made = talk.prefill(prompt)
+    again = talk.prefill(prompt)
     equal([c.id for c in again.checkpoints], [c.id for c in made.checkpoints], "Prefill again")
-    expect(lambda: list(talk.stream(6, request_id="answer-1")), code="UNIMPLEMENTED",
-           reason="NOT_IMPLEMENTED")
     equal(talk.get().session.head_position, 200, "nothing was added")
     for bad in ("x" * 65, "a b", "a\tb"):
         expect(talk.prefill, prompt, request_id=bad, code="INVALID_ARGUMENT",

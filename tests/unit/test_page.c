@@ -4,7 +4,7 @@
 #include "tests/harness.h"
 
 static struct kv_layout layout;
-static uint8_t page[20480];
+static uint8_t page[20480], copy[20480];
 
 static struct kv_page_header sample_header(void)
 {
@@ -120,7 +120,9 @@ static void test_clear_after(void)
 {
     for (uint32_t count = 0; count <= 128; count++) {
         memset(page, 0xff, layout.page_bytes);
+        kv_page_copy(&layout, page, count, copy);
         kv_page_clear_after(&layout, page, count);
+        EXPECT(memcmp(copy, page, layout.page_bytes) == 0);
         for (uint32_t i = 0; i < 128; i++)
             EXPECT_EQ_U32(kv_page_id(page, i), i < count ? 0xffffffffu : 0);
         for (uint32_t s = 0; s < layout.source_count; s++) {
