@@ -401,6 +401,8 @@ struct evict {
 bool evict_tick(struct shard *shard);
 /* Why saves are refused now for lack of room that others took; NULL: they are not. */
 const char *evict_health(const struct shard *shard);
+/* Every 50 ms, and before an answer that health must agree with. */
+void shard_look_at_health(struct shard *shard);
 
 /* ---- compaction ---- */
 

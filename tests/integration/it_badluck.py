@@ -5,10 +5,12 @@ version's directory in it_kvdump.py, two daemons in it_lifecycle.py, a RocksDB t
 it_faults.py.
 """
 
+import fcntl
 import os
 import re
 import resource
 import shutil
+import struct
 import time
 
 from daemon import check, equal, expect, pb
@@ -21,6 +23,8 @@ from talk import (
     skip_case, tokens)
 
 NOBODY = 65534
+GOING_DOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+NOTHING_FLUSHED = 2
 
 
 def refused(box, what, *words, clean=True):
@@ -99,6 +103,39 @@ def a_read_only_mount():
         box.start()
         hits(box, prompts, "writable again")
         saves_again(box, "writable again")
+        box.stop()
+
+
+@case
+def a_file_system_that_goes_away():
+    """Every later write fails: saves are refused with that name, turns go on, the stop is a clean one,
+    and when it is mounted again everything acknowledged is there."""
+    with mounted("a_file_system_that_goes_away", mib=100) as place:
+        if place is None:
+            return
+        box = at(place).start()
+        prompts = stored_sessions(box, 6)
+        root = os.open(place, os.O_RDONLY)
+        fcntl.ioctl(root, GOING_DOWN, struct.pack("I", NOTHING_FLUSHED))
+        os.close(root)
+        client = box.client()
+        for i in range(2):  # The first finds out, the second is told.
+            expect(client.session.OpenSession,
+                   pb.OpenSessionRequest(session_id=f"later{i}"), code="FAILED_PRECONDITION",
+                   reason="SSD_READ_ONLY")
+        check(box.logged("event=manifest_write_failed"), "the log says so")
+        end = time.monotonic() + 5
+        while "failed sync" not in box.stats().health and time.monotonic() < end:
+            time.sleep(0.02)
+        check("failed sync" in box.stats().health, f"health: {box.stats().health!r}")
+        box.stop()
+        check(box.logged("event=stopped"), "the log has the stop")
+        os.system(f"umount {place}; mount -o loop {place}/../disk {place}")
+        offset = len(box.log())
+        box.start()
+        equal(recovered(box, offset), (len(prompts), 0), "recovered and dropped when it is back")
+        hits(box, prompts, "mounted again")
+        saves_again(box, "mounted again")
         box.stop()
 
 
