@@ -50,8 +50,10 @@ static const struct layer_row layers[] = {
     {PLAN, {BASE, FORMAT, PLAN}},
     {TRANSPORT, {BASE, TRANSPORT}},
     {"kvstore/tier/tier_pool.*", {BASE, FORMAT, TIER, "kvstore/transport/transport.h"}},
-    /* It asks how far ahead to make space. */
-    {"kvstore/tier/ssd_ahead.c", {BASE, FORMAT, "kvstore/plan/prewrite.h", TIER}},
+    /* It asks how far ahead to make space, and when to erase. */
+    {"kvstore/tier/ssd_ahead.c",
+     {BASE, FORMAT, "kvstore/plan/erase.h", "kvstore/plan/prewrite.h", TIER}},
+    {"kvstore/tier/ssd_internal.h", {BASE, FORMAT, "kvstore/plan/erase.h", TIER}},
     {TIER, {BASE, FORMAT, TIER}},
     /* An entry embeds its image and names its pages: their types and "none" are the tiers'. */
     {INDEX, {BASE, FORMAT, TIER, INDEX}},

@@ -153,6 +153,7 @@ const char *shard_health(struct shard *shard)
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;
+    assert(session->commits == 0); /* A save in flight names nodes. */
     while ((node = kv_index_node_next(session, node)) != NULL) {
         for (uint32_t i = 0; i < node->page_count; i++) {
             if (node->pages[i] == page) shard_before_drop(session, node);

@@ -17,6 +17,7 @@ extern const struct command command_du;
 extern const struct command command_scrub_start;
 extern const struct command command_scrub_status;
 extern const struct command command_scrub_stop;
+extern const struct command command_scrub_release;
 extern const struct command command_explain;
 extern const struct command command_demo;
 extern const struct command command_bench;
