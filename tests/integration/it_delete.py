@@ -309,7 +309,7 @@ def removed_beside_a_dry_run(what, remove, looks):
     gone.join()
     check(not isinstance(answers["removal"], Failure), f"{what}: {answers['removal']}")
     check(box.is_up(), f"{what}: the daemon is up")
-    is_gone(talk, "DELETED", what)
+    is_gone(talk, "DELETED" if what == "DeleteSession" else "go", what)
     box.stop()
     return holds_nothing(box, "alice/go", what)
 
