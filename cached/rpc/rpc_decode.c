@@ -418,6 +418,28 @@ static bool decode_rollback(struct decoder *d)
     return true;
 }
 
+static bool decode_fork(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__ForkRequest *m =
+        unpack(d, &cached__session__v1__fork_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    req->in.u.fork.has_id = m->checkpoint_id.len > 0;
+    if (req->in.u.fork.has_id &&
+        !take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.fork.id))
+        return false;
+    if (!check_name(req, "new_session_id", m->new_session_id)) return false;
+    if (!check_max(req, KV_REASON_SESSION_KIND_INVALID, "kind", (uint32_t)m->kind,
+                   CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL))
+        return false;
+    req->in.u.fork.session_name = m->new_session_id;
+    req->in.u.fork.session = kv_session_id_of(&req->user, m->new_session_id);
+    req->in.u.fork.kind = (uint32_t)m->kind;
+    req->in.u.fork.ttl_ms = m->ttl_ms;
+    req->in.epoch = m->epoch;
+    return check_max(req, KV_REASON_TTL_INVALID, "ttl_ms", m->ttl_ms, KV_TTL_MS_MAX);
+}
+
 static bool decode_close(struct decoder *d)
 {
     const Cached__Session__V1__CloseSessionRequest *m =
@@ -627,6 +649,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_ERASE_USER] = decode_erase,
         [REQUEST_WHY] = decode_why,
         [REQUEST_PURGE_MODEL] = decode_purge,
+        [REQUEST_FORK] = decode_fork,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {
