@@ -182,7 +182,11 @@ struct request_in {
             struct kv_checkpoint_id id;
         } wait_durable;
         struct {
+            bool has_id; /* Else position and digest name it. */
             struct kv_checkpoint_id id;
+            uint32_t position;
+            struct kv_digest digest;
+            bool keep;
         } rollback;
         struct {
             bool has_id; /* Else from the head. */

@@ -315,6 +315,14 @@ kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
                          const struct kv_record_deleted *deleted, kv_before_drop_fn *before,
                          kv_batch_done_fn *done, void *context) KV_MUST_CHECK;
 
+/* The head of `session` goes from `old` (NULL: position 0) to `target`: what only it needs of the
+ * way from there on goes, leaf first.  With kv_store_take_removals() it becomes durable together
+ * with the session's record, which counts it. */
+void kv_store_roll_back(struct kv_store *store, struct kv_session *session, struct kv_node *old,
+                        const struct kv_node *target, kv_before_drop_fn *before);
+/* Removals not yet posted: the caller adds to them and posts.  NULL: out of memory. */
+struct kv_batch *kv_store_take_removals(struct kv_store *store);
+
 /* ---- store_quarantine.c: places that are given to nobody any more ---- */
 
 /* The bytes on disk of a page object are wrong.  Once a place: its file, offset, cause and owners

@@ -91,6 +91,13 @@ struct kv_batch *kv_store_dead_batch(struct kv_store *store)
     return store->dead;
 }
 
+struct kv_batch *kv_store_take_removals(struct kv_store *store)
+{
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    store->dead = NULL;
+    return dead;
+}
+
 /* *ret_value: where the copy of the value lies. */
 static kv_status batch_put_at(struct kv_batch *batch, const uint8_t *key, uint32_t key_bytes,
                               const uint8_t *value, uint32_t value_bytes, uint8_t **ret_value)

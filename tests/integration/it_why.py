@@ -295,6 +295,39 @@ def deleted():
 
 
 @case
+def rolled_back():
+    """What a Rollback without keep took, by position and by id."""
+    box = Box("synthetic").start()
+    talk, prompt = Talk(box.client(), "s"), tokens(900)
+    for end in (200, 500, 900):
+        patiently(talk.prefill, prompt[:end], level=pb.LEVEL_SSD)
+    ids = [c.id for c in talk.get().checkpoints]
+    talk.rollback(ids[0], keep=False)
+
+    def look(talk, what):
+        got = talk.lookup(prompt)
+        equal((got.stored_tokens, got.removed.cause), (200, "ROLLED_BACK"), what)
+        equal((getattr(got.removed, "from"), got.removed.to, got.removed.checkpoints),
+              (200, 900, 2), f"{what}: positions")
+        said(box, "s", 200, "ROLLED_BACK", what)
+        said(box, "s", 899, "ROLLED_BACK", what)
+        said(box, "s", 900, "NEVER_STORED", what)
+        check(ask(box, "s", 199).stored, f"{what}: what is left")
+        for one in ids[1:]:
+            expect(talk.call.Rollback, pb.RollbackRequest(session_id="s", checkpoint_id=one),
+                   code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="ROLLED_BACK")
+            expect(talk.call.WaitDurable, pb.WaitDurableRequest(
+                session_id="s", checkpoint_id=one, level=pb.LEVEL_SSD),
+                   code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="ROLLED_BACK")
+        expect(talk.call.Rollback, pb.RollbackRequest(session_id="s", position=500,
+                                                      digest=bytes(32)),
+               code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="ROLLED_BACK")
+    ways(box, look, "s")
+    state = verified(box)
+    equal(history(state, "alice/s"), [("ROLLED_BACK", False, 200, 900, 2, 0)], "on disk")
+
+
+@case
 def of_forks():
     """Sessions that share a tree share what is known of it; the one that left says so."""
     box = Box("synthetic").start()
