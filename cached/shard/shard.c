@@ -39,6 +39,8 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_DISK_USAGE] = flow_disk_usage,
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,
+    [REQUEST_WHY] = flow_why,
+    [REQUEST_PURGE_MODEL] = flow_purge_model,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -283,6 +285,7 @@ void shard_run(void *context)
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
         delete_tick(shard);
+        purge_tick(shard);
         slots_give(shard);
         slots_wake(shard);
         const bool evicts = evict_tick(shard);

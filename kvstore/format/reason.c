@@ -233,6 +233,14 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "use stays.",
            "The sentence says what is wrong with it; put 32 bytes or 64 hex digits there, for its "
            "owner only."),
+    REASON(POSITION_INVALID, INVALID_ARGUMENT,
+           "A position is below 1,048,576, and is said only with has_position.",
+           "Name a token of the session, the first one is 0."),
+    REASON(MODEL_INVALID, INVALID_ARGUMENT,
+           "A model is named by 8 to 64 lower-case hex digits of its fingerprint, or by `other`.",
+           "`cachectl purge --model other --dry-run` lists the models that have checkpoints."),
+    REASON(MODEL_IN_USE, FAILED_PRECONDITION, "The model that is served is not purged.",
+           "Name another one, with more digits if they begin alike."),
     REASON(MODEL_LOST, UNAVAILABLE,
            "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",
