@@ -30,6 +30,7 @@ struct shard_options {
     uint64_t compact_rate;              /* Bytes a second; at least 1. */
     uint32_t eos;                       /* Token that ends an answer. */
     uint64_t scrub_rate_bytes;          /* A second, where `scrub start` names none. */
+    uint64_t scrub_every_ms;            /* One begins by itself; 0: none does. */
     /* The master key as it is configured, read anew; NULL: none is.  On the shard. */
     kv_status (*read_master_key)(void *context, uint8_t key[32], struct kv_error *err);
     void *key_context;

@@ -22,7 +22,6 @@
 #include <sys/random.h>
 
 #define PATH_BYTES 512u
-#define NAMES_FIRST (64u << 10)
 
 static const char file_name[] = "superblock";
 static const char new_name[] = "superblock.new";
@@ -237,24 +236,9 @@ static kv_status list_names(struct kv_disk *disk, const char *dir, char **ret_na
     struct folder folder;
     kv_status status = folder_open(disk, dir, &folder, err);
     if (status != KV_OK) return status;
-    char *names = NULL;
-    int64_t got = -1;
-    for (uint64_t room = NAMES_FIRST; got < 0; room *= 2) {
-        char *more = realloc(names, room);
-        if (more == NULL) {
-            status = KV_FAIL(err, KV_NOMEM, "list directory '%s'", dir);
-            break;
-        }
-        names = more;
-        const struct kv_disk_call list = {
-            .verb = KV_DISK_LIST, .fd = folder.fd, .buf = (uint8_t *)names, .bytes = room};
-        got = kv_disk_call(disk, &list);
-        if (got >= 0 || errno == ERANGE) continue;
-        status = KV_FAIL_ERRNO(err, KV_IO, "list directory '%s'", dir);
-        break;
-    }
+    const int64_t got = kv_disk_names(disk, folder.fd, ret_names);
+    if (got < 0) status = KV_FAIL_ERRNO(err, KV_IO, "list directory '%s'", dir);
     folder_close(&folder);
-    *ret_names = names;
     *ret_bytes = got < 0 ? 0 : (uint64_t)got;
     return status;
 }

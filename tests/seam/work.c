@@ -394,7 +394,7 @@ static void step(struct work *work)
     } else if (what < 28 && head != NULL) {
         drop_start(work, s, session, head);
     } else if (head != NULL && (what < 36 || tokens > CONTENT_TOKENS_MAX)) {
-        drop_start(work, s, session, session->roots);
+        drop_start(work, s, session, session->tree->roots);
     } else if (head != NULL && what < 48) {
         move_start(work, s, head);
     } else if (!is_used(work, s, tokens)) {
@@ -447,6 +447,7 @@ static void finish(struct work *work)
         memcpy(work->uneven_why, why, sizeof(why));
     }
     work->read_only |= kv_ssd_usage(world->store->ssd).read_only;
+    work->erased += kv_ssd_usage(world->store->ssd).pages_erased;
     world_close(world);
 }
 

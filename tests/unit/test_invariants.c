@@ -23,9 +23,9 @@ static uint32_t calls;
 /* In place of those of the store (--wrap). */
 void __real_kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
 void __wrap_kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
-void __real_kv_index_session_pages(struct kv_index *index, struct kv_session *session,
+void __real_kv_index_session_pages(struct kv_index *index, struct kv_session_entry *entry,
                                    uint32_t pages);
-void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session *session,
+void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session_entry *entry,
                                    uint32_t pages);
 
 void __wrap_kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
@@ -34,12 +34,12 @@ void __wrap_kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
     __real_kv_ssd_free(ssd, page);
 }
 
-/* Calls from the store, not those inside the index: what an unloaded tree holds. */
-void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session *session,
+/* What a session holds. */
+void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session_entry *entry,
                                    uint32_t pages)
 {
-    if (bug == BUG_LOST_CHARGE && pages > 0) session->user->pages++;
-    __real_kv_index_session_pages(index, session, pages);
+    if (bug == BUG_LOST_CHARGE && pages > 0) entry->user->pages++;
+    __real_kv_index_session_pages(index, entry, pages);
 }
 
 static struct work *run(uint64_t seed)
@@ -61,7 +61,7 @@ static struct work *run(uint64_t seed)
 
 static void test_even(uint64_t seeds)
 {
-    uint64_t saves = 0, drops = 0, moves = 0;
+    uint64_t saves = 0, drops = 0, moves = 0, erased = 0;
     for (uint64_t seed = 1; seed <= seeds; seed++) {
         struct work *work = run(seed);
         if (work->uneven)
@@ -72,12 +72,13 @@ static void test_even(uint64_t seeds)
         saves += work->saves;
         drops += work->drops;
         moves += work->moves;
+        erased += work->erased;
         free(work);
     }
-    (void)printf("  %llu histories: %llu saves, %llu deletes, %llu pages moved\n",
+    (void)printf("  %llu histories: %llu saves, %llu deletes, %llu pages moved, %llu erased\n",
                  (unsigned long long)seeds, (unsigned long long)saves, (unsigned long long)drops,
-                 (unsigned long long)moves);
-    EXPECT(saves > 20 * seeds && drops > 2 * seeds && moves > 2 * seeds);
+                 (unsigned long long)moves, (unsigned long long)erased);
+    EXPECT(saves > 20 * seeds && drops > 2 * seeds && moves > 2 * seeds && erased > 2 * seeds);
 }
 
 static void test_planted(enum bug plant, const char *name)
