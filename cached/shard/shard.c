@@ -152,6 +152,13 @@ const char *shard_health(struct shard *shard)
     return atomic_load(&shard->health);
 }
 
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status)
+{
+    if (status == KV_IO) return KV_REASON_RESULT_UNKNOWN;
+    const bool no_room = kv_manifest_stats(shard->store->manifest).no_room;
+    return status == KV_BUSY || no_room ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;

@@ -481,6 +481,10 @@ struct scrub {
 
 /* Once a loop turn.  Returns the nanoseconds until it wants the next one; UINT64_MAX: none. */
 uint64_t scrub_tick(struct shard *shard);
+/* Why a call fails whose records were not written (KV_BUSY: for want of room), or may have been
+ * (KV_IO). */
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status);
+
 /* The answer to any call of the scrub; false: no memory. */
 bool scrub_fill_status(struct flow *flow, bool changed);
 /* Seconds since a whole pass ended, or since the start where none did. */

@@ -197,7 +197,8 @@ kv_status kv_batch_quarantine(struct kv_batch *batch,
                               const struct kv_record_quarantine *record) KV_MUST_CHECK;
 /* It tells when what was posted before it is durable, and is written wherever that is. */
 void kv_batch_barrier(struct kv_batch *batch);
-/* KV_BUSY: the file system has no room for it, and nothing was written. */
+/* `done` gets KV_BUSY: the file system has no room for it, KV_INVALID: a write failed before, and
+ * nothing was written; KV_IO: whether it was, the next start finds out. */
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
 
 /* ---- store_load.c: trees on demand ---- */
@@ -361,8 +362,9 @@ struct kv_release_result {
 typedef void kv_release_done_fn(void *context, const struct kv_release_result *result,
                                 kv_status status);
 /* Tries every quarantined place whose file is there, one after the other.  `done` may run inside of
- * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; KV_IO: the
- * manifest is.  `cancelled` is asked between two places: true ends it there. */
+ * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; or that of
+ * the batch that should have released the last ones.  `cancelled` is asked between two places: true
+ * ends it there. */
 kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),
                                  kv_release_done_fn *done, void *context) KV_MUST_CHECK;
 
