@@ -17,6 +17,7 @@ enum kv_thread_role {
     KV_THREAD_WORKER,
     KV_THREAD_MANIFEST,
     KV_THREAD_LOG,
+    KV_THREAD_WATCH,
 };
 
 typedef void kv_thread_fn(void *arg);
