@@ -93,6 +93,7 @@ void daemon_block_signals(void)
     /* Blocked rather than ignored: a closed pipe is an error of one write, a hang-up is nothing. */
     (void)sigaddset(&set, SIGPIPE);
     (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGXFSZ); /* The write fails with EFBIG, which is seen to. */
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
@@ -420,7 +421,7 @@ static void watchdog_run(void *context)
     if (poll(&poll_fd, 1, STOP_MS_MAX) != 0) return;
     /* Not through the log: its thread may be what hangs. */
     static const char line[] = "level=error event=stop_stuck text=\"not stopped after 10 s\"\n";
-    log_sink_write(NULL, line, sizeof(line) - 1);
+    log_sink_try(line, sizeof(line) - 1);
     _exit(EXIT_STUCK);
 }
 
