@@ -78,14 +78,17 @@ static json_t *session_json(const struct dump_session *session)
 {
     char label[DUMP_LABEL_BYTES];
     dump_label(session, label);
-    json_t *json =
-        json_pack("{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:I}", "session", label, "id",
-                  json_hex(session->id.bytes, 16), "kind", session_kind_name(session->kind),
-                  "parent", session->parent_name, "created_ms", (json_int_t)session->created_ms,
-                  "used_ms", (json_int_t)session->used_ms, "ttl_ms", (json_int_t)session->ttl_ms,
-                  "head_position", (json_int_t)session->head_tokens, "head",
-                  session->has_head ? json_hex(session->head.bytes, 16) : json_null(),
-                  "checkpoints_recorded", (json_int_t)session->checkpoints);
+    json_t *json = json_pack(
+        "{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:o, s:I}", "session", label, "id",
+        json_hex(session->id.bytes, 16), "kind", session_kind_name(session->kind), "parent",
+        session->parent_name, "created_ms", (json_int_t)session->created_ms, "used_ms",
+        (json_int_t)session->used_ms, "ttl_ms", (json_int_t)session->ttl_ms, "head_position",
+        (json_int_t)session->head_tokens, "head",
+        session->has_head ? json_hex(session->head.bytes, 16) : json_null(), "checkpoints_recorded",
+        (json_int_t)session->checkpoints, "tree",
+        session->has_tree ? json_hex(session->tree.bytes, 16) : json_null(), "forked_from",
+        session->has_origin ? json_hex(session->origin.bytes, 16) : json_null(), "forked_at",
+        (json_int_t)session->origin_tokens);
     return json;
 }
 
@@ -125,13 +128,13 @@ static json_t *segments_json(const struct dump *dump)
         const uint32_t bad = dump_quarantine_count(dump, i);
         (void)snprintf(file, sizeof(file), "segment-%06" PRIu32 ".kv", i);
         (void)json_array_append_new(
-            all, json_pack("{s:I, s:s, s:I, s:I, s:I, s:I, s:s*, s:I, s:s*}", "number",
-                           (json_int_t)i, "file", file, "bytes", (json_int_t)segment->file_bytes,
-                           "pages_used", (json_int_t)segment->used, "pages_quarantined",
-                           (json_int_t)bad, "pages_free",
-                           (json_int_t)(dump->pages_per_segment - segment->used - bad), "state",
-                           dump_segment_state(segment), "used_ms", (json_int_t)segment->used_ms,
-                           "damage", segment->cause[0] == '\0' ? NULL : segment->cause));
+            all,
+            json_pack("{s:I, s:s, s:I, s:I, s:I, s:I, s:s*, s:I, s:s*}", "number", (json_int_t)i,
+                      "file", file, "bytes", (json_int_t)segment->file_bytes, "pages_used",
+                      (json_int_t)segment->used, "pages_quarantined", (json_int_t)bad, "pages_free",
+                      (json_int_t)(dump->pages_per_segment - segment->used - bad), "state",
+                      dump_segment_state(segment), "used_ms", (json_int_t)segment->used_ms,
+                      "damage", segment->cause[0] == '\0' ? NULL : segment->cause));
     }
     return all;
 }
@@ -174,8 +177,8 @@ static json_t *directory_json(const struct dump *dump)
         "page_bytes_used", (json_int_t)(dump->counts.pages * superblock->page_bytes), "batches",
         (json_int_t)dump->commit, "batches_acknowledged",
         (json_int_t)(dump->noted_status == KV_OK ? dump->noted.number : 0), "clock_believed_ms",
-        (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump),
-        "quarantined", quarantined_json(dump));
+        (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump), "quarantined",
+        quarantined_json(dump));
 }
 
 /* ---- text ---- */
@@ -277,7 +280,7 @@ static kv_status list_sessions(struct dump *dump, const char *name, json_t *list
         json_t *json = session_json(&dump->sessions[i]);
         if (json == NULL || json_array_append_new(list, json) != 0)
             return KV_FAIL(err, KV_NOMEM, "list session %s: no memory", name);
-        const kv_status status = dump_trees(dump, &dump->sessions[i].id, list_tree, json, err);
+        const kv_status status = dump_trees(dump, &dump->sessions[i].tree, list_tree, json, err);
         if (status != KV_OK) return status;
     }
     return KV_OK;
