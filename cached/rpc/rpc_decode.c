@@ -416,8 +416,8 @@ static bool take_boundary(struct decoder *d, uint32_t position, const ProtobufCB
                    has_id ? 0 : d->context_tokens))
         return false;
     if (digest->len != want) {
-        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest",
-                     has_id ? "empty" : "32 bytes", request_u64(req, digest->len), NULL);
+        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest", has_id ? "empty" : "32 bytes",
+                     request_u64(req, digest->len), NULL);
         return false;
     }
     req->in.u.rollback.position = position;
@@ -604,6 +604,11 @@ static bool decode_erase(struct decoder *d)
     return true;
 }
 
+static bool decode_rotate(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__rotate_key_request__descriptor) != NULL;
+}
+
 /* The token list of the message; it is not in what protobuf-c unpacked. */
 static struct request_tokens tokens_of(const struct request *req)
 {
@@ -620,23 +625,15 @@ static struct request_tokens tokens_of(const struct request *req)
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
-        [REQUEST_OPEN_SESSION] = decode_open,
-        [REQUEST_LOOKUP] = decode_lookup,
-        [REQUEST_PREFILL] = decode_prefill,
-        [REQUEST_DECODE] = decode_decode,
-        [REQUEST_CHECKPOINT] = decode_checkpoint,
-        [REQUEST_WAIT_DURABLE] = decode_wait,
-        [REQUEST_ROLLBACK] = decode_rollback,
-        [REQUEST_CLOSE_SESSION] = decode_close,
-        [REQUEST_LIST_SESSIONS] = decode_list,
-        [REQUEST_GET_SESSION] = decode_get,
-        [REQUEST_GET_STATS] = decode_stats,
-        [REQUEST_ADVANCE_CLOCK] = decode_clock,
-        [REQUEST_SCRUB] = decode_scrub,
-        [REQUEST_DISK_USAGE] = decode_usage,
-        [REQUEST_DELETE_SESSION] = decode_delete,
-        [REQUEST_ERASE_USER] = decode_erase,
-        [REQUEST_FORK] = decode_fork,
+        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_ROTATE_KEY] = decode_rotate,     [REQUEST_FORK] = decode_fork,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

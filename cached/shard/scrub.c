@@ -293,6 +293,7 @@ bool scrub_fill_status(struct flow *flow, bool changed)
     out->bytes = progress.bytes;
     out->damaged = scrub->damaged;
     out->unread = progress.unread;
+    out->plain = progress.plain;
     out->waiting = scrub->pending_count;
     out->checkpoints_dropped = scrub->dropped;
     out->passes = scrub->passes;

@@ -86,8 +86,13 @@
 #define KV_SCRUB_PENDING_MAX 64u         /* Findings whose session is busy. */
 #define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
 
+/* Encryption: pages on their way to SSD lie in buffers of their own, at least four of them. */
+#define KV_ENCRYPT_BUFFER_BYTES (4u << 20)
+#define KV_ENCRYPT_PAGES_MAX 64u
+
 /* Threads and I/O. */
 #define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
+#define KV_DISK_NAMES_BYTES_MAX (64u << 20) /* Of one folder: more than a million segments. */
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u

@@ -11,8 +11,9 @@
 #define KV_REASONS(X)                                                                              \
     /* outcomes */                                                                                 \
     X(NONE)                                                                                        \
-    X(NEVER_STORED) X(TOO_SHORT) X(DIVERGED) X(EXPIRED) X(QUOTA) X(CAPACITY) X(ROLLED_BACK)        \
-        X(DELETED) X(LOST_NODE) X(CORRUPT) X(READ_FAILED) X(MODEL_CHANGED) X(OTHER_KERNELS)        \
+    X(NEVER_STORED)                                                                                \
+    X(TOO_SHORT) X(DIVERGED) X(EXPIRED) X(QUOTA) X(CAPACITY) X(ROLLED_BACK) X(DELETED)             \
+        X(LOST_NODE) X(CORRUPT) X(READ_FAILED) X(MODEL_CHANGED) X(OTHER_KERNELS)                   \
             X(ONLY_APPROXIMATE) /* failures: names and ids */                                      \
         X(SESSION_NOT_FOUND) X(SESSION_EXISTS) X(SESSION_ID_INVALID) X(SESSION_BUSY)               \
             X(SESSION_KIND_INVALID) X(REQUEST_ID_INVALID) X(REQUEST_ID_REUSED) X(TTL_INVALID)      \
@@ -29,7 +30,7 @@
             X(DEADLINE) X(CANCELLED) X(SHUTTING_DOWN) X(NOT_IMPLEMENTED) X(UNKNOWN_METHOD)         \
                 X(UNKNOWN_SERVICE) X(STARTING) X(SESSION_UNREADABLE) X(CLOCK_NOT_VIRTUAL)          \
                     X(CLOCK_STEP_INVALID) X(MODEL_LOST) X(INTERNAL) X(SCRUB_INVALID)               \
-                        X(USER_INVALID) X(USER_NOT_FOUND)
+                        X(USER_INVALID) X(USER_NOT_FOUND) X(ENCRYPTION_OFF) X(MASTER_KEY_INVALID)
 
 enum kv_reason {
 #define KV_REASON_ENUM(name) KV_REASON_##name,
