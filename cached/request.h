@@ -277,6 +277,7 @@ struct request_quarantined {
 };
 struct request_scrub {
     bool running, changed, stopping;
+    const char *failure; /* Static, of the last pass; NULL: none. */
     uint64_t rate_bytes, elapsed_ms;
     uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
     uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */

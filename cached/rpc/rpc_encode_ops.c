@@ -49,6 +49,7 @@ const ProtobufCMessage *rpc_encode_scrub(struct request *req)
     FILL(m, CACHED__ADMIN__V1__SCRUB_RESPONSE__INIT);
     m->running = scrub->running;
     m->changed = scrub->changed;
+    m->failure = (char *)(scrub->failure == NULL ? "" : scrub->failure);
     m->stopping = scrub->stopping;
     m->rate_bytes = scrub->rate_bytes;
     m->elapsed_ms = scrub->elapsed_ms;

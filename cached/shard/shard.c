@@ -246,8 +246,26 @@ static void tick_lives(struct shard *shard)
     }
 }
 
+void shard_files_gone(struct shard *shard, bool is_page_file, const char *why)
+{
+    atomic_store(is_page_file ? &shard->pages_gone : &shard->records_gone, why);
+    if (!is_page_file) kv_manifest_refuse(shard->store->manifest);
+    shard_poke(shard);
+}
+
+/* Pages are of no use without records.  NULL: all is there. */
+static const char *refuse_saves(struct shard *shard)
+{
+    const char *pages = atomic_load(&shard->pages_gone);
+    const char *records = atomic_load(&shard->records_gone);
+    if (pages != NULL) kv_ssd_refuse(shard->store->ssd, pages);
+    if (records != NULL) kv_ssd_refuse(shard->store->ssd, records);
+    return records;
+}
+
 void shard_look_at_health(struct shard *shard)
 {
+    const char *records_gone = refuse_saves(shard);
     const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
@@ -259,6 +277,7 @@ void shard_look_at_health(struct shard *shard)
     if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
+    if (records_gone != NULL) health = records_gone;
     const char *lost = worker_model_lost(shard->options.worker);
     if (lost != NULL) health = lost;
     atomic_store(&shard->health, health);

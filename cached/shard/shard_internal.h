@@ -601,4 +601,5 @@ struct shard {
     atomic_bool poked;
     struct kv_msg poke;
     _Atomic(const char *) health;
+    _Atomic(const char *) pages_gone, records_gone; /* Set by whoever watches the files. */
 };

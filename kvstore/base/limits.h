@@ -101,6 +101,7 @@
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
+#define KV_LOG_DRAIN_MS 2000u /* At the end, for whoever reads the log. */
 #define KV_IO_ALIGN 4096u
 
 _Static_assert(KV_PROMPT_TOKENS_MAX % KV_PAGE_TOKENS == 0, "a session is whole pages");

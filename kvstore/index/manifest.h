@@ -106,6 +106,10 @@ struct kv_manifest_stats {
 };
 struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest); /* Any thread. */
 
+/* Any thread: every batch from now on fails with KV_IO, as after one that failed.  For who knows
+ * that what is written would not be found again. */
+void kv_manifest_refuse(struct kv_manifest *manifest);
+
 /* ---- for implementations ---- */
 
 /* The functions above, without their prefix; each embeds struct kv_manifest. */
@@ -119,6 +123,7 @@ struct kv_manifest_ops {
                           uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
                           struct kv_error *err);
     struct kv_manifest_stats (*stats)(struct kv_manifest *manifest);
+    void (*refuse)(struct kv_manifest *manifest); /* NULL: its files cannot get lost. */
 };
 
 struct kv_manifest {

@@ -75,6 +75,20 @@ static void read_settle(struct kv_read_op *op)
     read->done(read);
 }
 
+static void tell_unread(struct kv_store *store, const struct kv_page *page, int cause)
+{
+    if (cause != 0) {
+        store->counters.unread_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
+               page->ssd_page, cause);
+    } else {
+        store->counters.missing_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
+               "where=read ssd_page=%u cause=\"its file ends before it\" action=dropped",
+               page->ssd_page);
+    }
+}
+
 static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
 {
     struct kv_read_op *op = KV_CONTAINER_OF(ssd_op, struct kv_read_op, op);
@@ -100,15 +114,10 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
         op_start(op); /* It moved while we read its old place. */
         return;
     } else if (status != KV_OK) {
-        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
-               object->ssd_page, ssd_op->disk_op.sys_errno);
         kv_hbm_unpin(store->hbm, *slot);
         *slot = KV_HBM_SLOT_NONE;
         read->fresh[op->at] = ssd_op->disk_op.sys_errno != 0; /* 0: the file is short. */
-        if (read->fresh[op->at])
-            store->counters.unread_pages++;
-        else
-            store->counters.missing_pages++;
+        tell_unread(store, object, ssd_op->disk_op.sys_errno);
     }
     kv_index_page_unref(store->index, page);
     read_settle(op);
