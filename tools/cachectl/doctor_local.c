@@ -255,9 +255,10 @@ void doctor_check_clock(struct doctor *doctor)
         doctor_add(doctor, "clock", DOCTOR_FAIL, "find out who sets the clock back",
                    "the wall clock runs backwards");
     } else if (kernel < 0 || kernel == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
-        doctor_add(doctor, "clock", DOCTOR_WARN,
-                   "run an NTP client: after a jump, lifetimes end early or late",
-                   "not synchronised");
+        doctor_add(
+            doctor, "clock", DOCTOR_WARN,
+            "run an NTP client: ages survive jumps of the clock, but times in the log do not",
+            "not synchronised");
     } else {
         doctor_add(doctor, "clock", DOCTOR_OK, "", "synchronised");
     }
