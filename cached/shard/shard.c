@@ -39,6 +39,8 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_DISK_USAGE] = flow_disk_usage,
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,
+    [REQUEST_WHY] = flow_why,
+    [REQUEST_PURGE_MODEL] = flow_purge_model,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -148,6 +150,13 @@ void shard_stop(struct shard *shard)
 const char *shard_health(struct shard *shard)
 {
     return atomic_load(&shard->health);
+}
+
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status)
+{
+    if (status == KV_IO) return KV_REASON_RESULT_UNKNOWN;
+    const bool no_room = kv_manifest_stats(shard->store->manifest).no_room;
+    return status == KV_BUSY || no_room ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
 }
 
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
@@ -302,6 +311,7 @@ void shard_run(void *context)
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
         delete_tick(shard);
+        purge_tick(shard);
         slots_give(shard);
         slots_wake(shard);
         const bool evicts = evict_tick(shard);

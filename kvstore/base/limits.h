@@ -77,6 +77,7 @@
 /* DiskUsage, one answer: records looked at (a session is never cut), and rows. */
 #define KV_USAGE_RECORDS_MAX 65536u
 #define KV_USAGE_ROWS_MAX 1000u
+#define KV_PURGE_MODELS_MAX 64u /* Told apart by one PurgeModel call. */
 
 /* The scrub. */
 #define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */

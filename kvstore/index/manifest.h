@@ -50,7 +50,9 @@ struct kv_manifest_batch {
     const struct kv_manifest_put *puts;
     uint32_t put_count;
     bool resumes;     /* After failures on a full file system: it and what follows is written. */
-    kv_status status; /* Result. */
+    /* Result.  KV_BUSY: no room, KV_INVALID: a write failed before, and nothing was written; KV_IO:
+     * written or not, the next start finds out. */
+    kv_status status;
     /* Owned by the manifest. */
     struct kv_msg inbox;
     struct kv_manifest *manifest;

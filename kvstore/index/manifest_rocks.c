@@ -152,7 +152,7 @@ static bool has_room(struct rocks *rocks, uint64_t memory_max)
 static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, struct kv_error *err)
 {
     if (atomic_load(&rocks->failed))
-        return KV_FAIL(err, KV_IO, "the manifest failed before; restart to go on");
+        return KV_FAIL(err, KV_INVALID, "the manifest failed before; restart to go on");
     if (!has_room(rocks, MEMORY_MAX)) {
         atomic_store(&rocks->stopped, true);
         return KV_FAIL(err, KV_BUSY, "the file system of '%s' is full", rocks->dir);

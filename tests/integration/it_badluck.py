@@ -122,10 +122,11 @@ def a_file_system_that_goes_away():
         fcntl.ioctl(root, GOING_DOWN, struct.pack("I", NOTHING_FLUSHED))
         os.close(root)
         client = box.client()
-        for i in range(2):  # The first finds out, the second is told.
-            expect(client.session.OpenSession,
-                   pb.OpenSessionRequest(session_id=f"later{i}"), code="FAILED_PRECONDITION",
-                   reason="SSD_READ_ONLY")
+        # The first finds out, the second is told.
+        for i, (code, reason) in enumerate((("UNAVAILABLE", "RESULT_UNKNOWN"),
+                                            ("FAILED_PRECONDITION", "SSD_READ_ONLY"))):
+            expect(client.session.OpenSession, pb.OpenSessionRequest(session_id=f"later{i}"),
+                   code=code, reason=reason)
         check(box.logged("event=manifest_write_failed"), "the log says so")
         end = time.monotonic() + 5
         while "failed sync" not in box.stats().health and time.monotonic() < end:
