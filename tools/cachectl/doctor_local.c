@@ -201,7 +201,8 @@ void doctor_check_clock(struct doctor *doctor)
                    "the wall clock runs backwards");
     } else if (kernel < 0 || kernel == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
         doctor_add(doctor, "clock", DOCTOR_WARN,
-                   "run an NTP client: after a jump, lifetimes end early or late",
+                   "run an NTP client: the daemon goes on by the time since boot after a jump, and "
+                   "warns until the clock is right",
                    "not synchronised");
     } else {
         doctor_add(doctor, "clock", DOCTOR_OK, "", "synchronised");
