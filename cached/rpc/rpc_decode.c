@@ -416,8 +416,8 @@ static bool take_boundary(struct decoder *d, uint32_t position, const ProtobufCB
                    has_id ? 0 : d->context_tokens))
         return false;
     if (digest->len != want) {
-        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest",
-                     has_id ? "empty" : "32 bytes", request_u64(req, digest->len), NULL);
+        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest", has_id ? "empty" : "32 bytes",
+                     request_u64(req, digest->len), NULL);
         return false;
     }
     req->in.u.rollback.position = position;
@@ -604,6 +604,45 @@ static bool decode_erase(struct decoder *d)
     return true;
 }
 
+static bool decode_rotate(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__rotate_key_request__descriptor) != NULL;
+}
+
+static bool decode_why(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__WhyRequest *m = unpack(d, &cached__admin__v1__why_request__descriptor);
+    if (m == NULL || !take_user(req, m->user)) return false;
+    if (!check_name(req, "session_id", m->session_id)) return false;
+    req->in.u.why.user = kv_user_id_of(m->user);
+    req->in.session_name = m->session_id;
+    req->in.session = kv_session_id_of(&req->in.u.why.user, m->session_id);
+    req->in.u.why.has_position = m->has_position;
+    req->in.u.why.position = m->position;
+    const uint32_t max = m->has_position ? KV_PROMPT_TOKENS_MAX - 1 : 0;
+    return check_max(req, KV_REASON_POSITION_INVALID, "position", m->position, max);
+}
+
+static bool decode_purge(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__PurgeModelRequest *m =
+        unpack(d, &cached__admin__v1__purge_model_request__descriptor);
+    if (m == NULL) return false;
+    const size_t count = strlen(m->model);
+    const bool is_other = strcmp(m->model, "other") == 0;
+    if (!is_other && (count < 8 || count > 64 || strspn(m->model, "0123456789abcdef") != count)) {
+        request_fail(req, KV_REASON_MODEL_INVALID, "model", "8 to 64 of [0-9a-f], or other",
+                     request_u64(req, count), NULL);
+        return false;
+    }
+    req->in.u.purge.digits = is_other ? "" : m->model;
+    req->in.u.purge.digit_count = is_other ? 0 : (uint32_t)count;
+    req->in.u.purge.dry_run = m->dry_run;
+    return true;
+}
+
 /* The token list of the message; it is not in what protobuf-c unpacked. */
 static struct request_tokens tokens_of(const struct request *req)
 {
@@ -620,23 +659,16 @@ static struct request_tokens tokens_of(const struct request *req)
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
-        [REQUEST_OPEN_SESSION] = decode_open,
-        [REQUEST_LOOKUP] = decode_lookup,
-        [REQUEST_PREFILL] = decode_prefill,
-        [REQUEST_DECODE] = decode_decode,
-        [REQUEST_CHECKPOINT] = decode_checkpoint,
-        [REQUEST_WAIT_DURABLE] = decode_wait,
-        [REQUEST_ROLLBACK] = decode_rollback,
-        [REQUEST_CLOSE_SESSION] = decode_close,
-        [REQUEST_LIST_SESSIONS] = decode_list,
-        [REQUEST_GET_SESSION] = decode_get,
-        [REQUEST_GET_STATS] = decode_stats,
-        [REQUEST_ADVANCE_CLOCK] = decode_clock,
-        [REQUEST_SCRUB] = decode_scrub,
-        [REQUEST_DISK_USAGE] = decode_usage,
-        [REQUEST_DELETE_SESSION] = decode_delete,
-        [REQUEST_ERASE_USER] = decode_erase,
-        [REQUEST_FORK] = decode_fork,
+        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_ROTATE_KEY] = decode_rotate,     [REQUEST_FORK] = decode_fork,
+        [REQUEST_WHY] = decode_why,               [REQUEST_PURGE_MODEL] = decode_purge,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

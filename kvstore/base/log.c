@@ -6,9 +6,7 @@
  * line: a shard must not stand still because somebody's stderr does.  What was dropped is counted,
  * and the thread says so in a line of its own once there is room again.
  *
- * The last flush has a bound.  Whoever stops reading standard error must not keep the daemon from
- * ending: after KV_LOG_FLUSH_MS the thread is left where it stands, with its memory, until the
- * process is gone.
+ * Nor does the end of the process wait for it: what nobody takes in KV_LOG_DRAIN_MS is lost.
  *
  * Control characters become '?', so that no name or error text can forge a second line.
  */
@@ -19,7 +17,6 @@
 #include "kvstore/base/thread.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -47,7 +44,6 @@ struct kv_log {
     uint32_t first;
     uint32_t count;
     bool stop;
-    bool ended; /* The thread touches nothing any more but the lock. */
 };
 
 static const char *level_name(enum kv_log_level level)
@@ -172,8 +168,6 @@ static void log_main(void *arg)
         reported = dropped;
         (void)pthread_mutex_lock(&log->lock);
     }
-    log->ended = true;
-    (void)pthread_cond_broadcast(&log->wake);
     (void)pthread_mutex_unlock(&log->lock);
 }
 
@@ -189,12 +183,8 @@ kv_status kv_log_create(enum kv_log_level level, uint32_t queue_lines, kv_log_wr
     log->write_fn = write_fn;
     log->context = context;
     log->line_max = queue_lines;
-    pthread_condattr_t attributes;
-    (void)pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    (void)pthread_mutex_init(&log->lock, NULL); /* None of them fails on Linux. */
-    (void)pthread_cond_init(&log->wake, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    (void)pthread_mutex_init(&log->lock, NULL); /* Neither fails with default attributes. */
+    (void)pthread_cond_init(&log->wake, NULL);
 
     kv_status status;
     log->lines = calloc(queue_lines, sizeof(*log->lines));
@@ -212,32 +202,14 @@ fail:
     return status;
 }
 
-/* Lets the thread write what is queued.  false: it still stands in a write. */
-static bool flush(struct kv_log *log)
-{
-    struct timespec end;
-    (void)clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += KV_LOG_FLUSH_MS / 1000;
-
-    (void)pthread_mutex_lock(&log->lock);
-    log->stop = true;
-    (void)pthread_cond_broadcast(&log->wake);
-    int rc = 0;
-    while (log->thread.started && !log->ended && rc != ETIMEDOUT)
-        rc = pthread_cond_timedwait(&log->wake, &log->lock, &end);
-    const bool done = !log->thread.started || log->ended;
-    (void)pthread_mutex_unlock(&log->lock);
-    return done;
-}
-
 void kv_log_destroy(struct kv_log *log)
 {
     if (log == NULL) return;
-    if (!flush(log)) {
-        (void)pthread_detach(log->thread.handle);
-        return;
-    }
-    kv_thread_join(&log->thread);
+    (void)pthread_mutex_lock(&log->lock);
+    log->stop = true;
+    (void)pthread_cond_signal(&log->wake);
+    (void)pthread_mutex_unlock(&log->lock);
+    if (!kv_thread_join_within(&log->thread, KV_LOG_DRAIN_MS)) return;
     (void)pthread_cond_destroy(&log->wake);
     (void)pthread_mutex_destroy(&log->lock);
     free(log->lines);

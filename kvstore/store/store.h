@@ -16,9 +16,11 @@
 #include "kvstore/base/log.h"
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/plant.h"
+#include "kvstore/format/key_record.h"
 #include "kvstore/format/layout.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
@@ -27,6 +29,13 @@
 #include "kvstore/tier/tier_hbm.h"
 #include "kvstore/tier/tier_pool.h"
 #include "kvstore/tier/tier_ssd.h"
+
+/* Of what is stored from now on, and what opens what is there. */
+struct kv_encryption {
+    bool on;               /* New pages and salts are encrypted. */
+    const uint8_t *master; /* KV_KEY_BYTES, until kv_store_open() returns; NULL: no key is given. */
+    const char *source;    /* Where it is from, to tell: "file '/etc/cached.key'". */
+};
 
 struct kv_store_options {
     const char *dir;                 /* State directory: exists; ssd/ is made inside. */
@@ -48,6 +57,7 @@ struct kv_store_options {
     /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
     void (*progress)(void *context, const char *phase, uint32_t percent);
     void *progress_context;
+    struct kv_encryption encryption;
     enum kv_plant plant; /* Test builds: a bug to be found. */
 };
 
@@ -75,6 +85,15 @@ struct kv_store_counters {
     uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
     uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
     uint64_t quarantined, released; /* Places, since the start. */
+    uint64_t pages_encrypted, pages_decrypted;
+    uint64_t pages_plain; /* Read from a directory that is encrypted, and in plain. */
+    uint64_t key_rotations;
+};
+
+/* A session that is gone as a whole. */
+struct kv_deleted {
+    struct kv_session_id id;
+    struct kv_record_deleted record;
 };
 
 struct kv_batches {
@@ -97,6 +116,8 @@ struct kv_store {
     uint64_t commit;                    /* Number of the last batch posted. */
     struct kv_segments *segments;       /* segments.h */
     struct kv_note *note;               /* store_note.c; NULL: nothing can be noted. */
+    struct kv_keys *keys;               /* store_keys.c; NULL: nothing here is encrypted. */
+    struct kv_encrypter *encrypter;     /* store_encrypt.c; NULL: nothing is encrypted now. */
     struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
@@ -112,12 +133,16 @@ struct kv_store {
     /* Of the quarantined places the first KV_QUARANTINE_LISTED_MAX; store_quarantine.c. */
     struct kv_record_quarantine *quarantined;
     uint32_t quarantined_count;
+    /* The last sessions that went, oldest first; heap, KV_DELETED_MAX; store_history.c. */
+    struct kv_deleted *deleted;
+    uint32_t deleted_count;
     bool told_refused; /* That memory is not registered for I/O. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
  * KV_INVALID, in one sentence and with nothing changed: of another layout version, or made for
- * another model shape or segment size, or settings that cannot work. */
+ * another model shape or segment size, or encrypted and the key is not there or not the right one,
+ * or settings that cannot work.  A directory gets its encryption here. */
 kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err) KV_MUST_CHECK;
 
 /* Creates what is missing, recovers what is there. */
@@ -148,7 +173,8 @@ struct kv_batch *kv_batch_create(struct kv_store *store); /* NULL: out of memory
 void kv_batch_discard(struct kv_batch *batch);
 /* As it is now: after the session's nodes, if some are in the same batch. */
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session) KV_MUST_CHECK;
-kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
+/* With its data keys, where there are some; one is drawn when there should be. */
+kv_status kv_batch_user(struct kv_batch *batch, struct kv_user *user,
                         const char *name) KV_MUST_CHECK;
 kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node) KV_MUST_CHECK;
 kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
@@ -158,14 +184,21 @@ kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_i
                                uint64_t uid) KV_MUST_CHECK;
 kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
+/* With its data keys: without them nothing that is left of its pages can be read. */
 kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *user) KV_MUST_CHECK;
+/* A session's history; the last one of a session in a batch counts. */
+kv_status kv_batch_history(struct kv_batch *batch, const struct kv_session_id *session,
+                           const struct kv_history *history) KV_MUST_CHECK;
+kv_status kv_batch_delete_history(struct kv_batch *batch,
+                                  const struct kv_session_id *session) KV_MUST_CHECK;
 /* An SSD page to free once the batch is durable. */
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
 kv_status kv_batch_quarantine(struct kv_batch *batch,
                               const struct kv_record_quarantine *record) KV_MUST_CHECK;
 /* It tells when what was posted before it is durable, and is written wherever that is. */
 void kv_batch_barrier(struct kv_batch *batch);
-/* KV_BUSY: the file system has no room for it, and nothing was written. */
+/* `done` gets KV_BUSY: the file system has no room for it, KV_INVALID: a write failed before, and
+ * nothing was written; KV_IO: whether it was, the next start finds out. */
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
 
 /* ---- store_load.c: trees on demand ---- */
@@ -239,15 +272,47 @@ void kv_store_read_give_up(struct kv_read *read);
 kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const struct kv_digest *chain,
                               const uint32_t *ids, uint32_t id_count) KV_MUST_CHECK;
 
+/* Why something goes, and the limit that took it. */
+struct kv_loss {
+    enum kv_reason cause;
+    enum kv_limit limit_of; /* NONE: kv_store_loss() fills in what is known of the cause. */
+    bool keeps_rows;        /* Only the checkpoint goes; its rows are part of the next one. */
+    uint64_t limit, value;
+};
+
 /* Removes every node of the session that lists the page, with all below it. */
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why);
 /* Removes a node and all below it: records deleted, windows dropped, pages freed when nobody else
  * lists them. */
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why);
+/* The same, for a limit that is named. */
+void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
+                            const struct kv_loss *loss);
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
+/* ---- store_history.c: what was removed, and why ---- */
+
+/* Adds to the session's history, in memory; it is recorded with its next removal. */
+void kv_store_note_node(struct kv_store *store, const struct kv_node *node,
+                        const struct kv_loss *loss);
+/* What is known of a cause now. */
+struct kv_loss kv_store_loss(const struct kv_store *store, const struct kv_node *node,
+                             enum kv_reason cause);
+/* A session that went or is about to; NULL: not known.  Valid until the next note or erase. */
+const struct kv_deleted *kv_store_deleted_find(const struct kv_store *store,
+                                               const struct kv_session_id *id);
+/* With the batch that deletes the session; of more than KV_DELETED_MAX the oldest is forgotten. */
+kv_status kv_store_deleted_note(struct kv_store *store, struct kv_batch *batch,
+                                const struct kv_session_id *id,
+                                const struct kv_record_deleted *record) KV_MUST_CHECK;
+/* It is there again. */
+kv_status kv_store_deleted_forget(struct kv_store *store, struct kv_batch *batch,
+                                  const struct kv_session_id *id) KV_MUST_CHECK;
+/* All of one user. */
+kv_status kv_store_deleted_erase(struct kv_store *store, struct kv_batch *batch,
+                                 const struct kv_user_id *user) KV_MUST_CHECK;
 /* Before the first session with a head in another's tree is recorded: marks the directory, durable
  * when it returns KV_OK. */
 kv_status kv_store_forks(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
@@ -260,12 +325,13 @@ struct kv_store_leaving {
 /* The tree is loaded, like for the next one. */
 struct kv_store_leaving kv_store_leaving(struct kv_session *session);
 typedef void kv_before_drop_fn(struct kv_node *node);
-/* Removes what only it needs (`before` is told each node), gives the rest to others, and its record
+/* deleted NULL: nothing says afterwards that it was there.
+ * Removes what only it needs (`before` is told each node), gives the rest to others, and its record
  * with all that in one batch; `done` runs when that is durable.  The session itself is removed by
  * the caller then; no commit is in flight in the tree.  KV_NOMEM: to be called again. */
 kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
-                         kv_before_drop_fn *before, kv_batch_done_fn *done,
-                         void *context) KV_MUST_CHECK;
+                         const struct kv_record_deleted *deleted, kv_before_drop_fn *before,
+                         kv_batch_done_fn *done, void *context) KV_MUST_CHECK;
 
 /* The head of `session` goes from `old` (NULL: position 0) to `target`: what only it needs of the
  * way from there on goes, leaf first.  With kv_store_take_removals() it becomes durable together
@@ -296,8 +362,9 @@ struct kv_release_result {
 typedef void kv_release_done_fn(void *context, const struct kv_release_result *result,
                                 kv_status status);
 /* Tries every quarantined place whose file is there, one after the other.  `done` may run inside of
- * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; KV_IO: the
- * manifest is.  `cancelled` is asked between two places: true ends it there. */
+ * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; or that of
+ * the batch that should have released the last ones.  `cancelled` is asked between two places: true
+ * ends it there. */
 kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),
                                  kv_release_done_fn *done, void *context) KV_MUST_CHECK;
 
@@ -326,6 +393,7 @@ struct kv_scrub_progress {
     uint64_t pages, bytes;         /* Read. */
     uint64_t bad, unread, leaving; /* Not what their record says; that the device did not give;
                                       gone before they were read. */
+    uint64_t plain;                /* Not encrypted. */
     kv_status status;              /* Of the scan of records; KV_OK. */
     bool done;                     /* All were seen, nothing is in flight. */
 };
@@ -360,6 +428,9 @@ struct kv_write_item {
     uint64_t old_generation;
     uint32_t old_count;
     struct kv_ssd_op op;
+    /* Owned by the store: where it is encrypted, and the next one that waits for such a place. */
+    uint8_t *buffer;
+    struct kv_write_item *next;
 };
 struct kv_write {
     struct kv_store *store;
@@ -410,3 +481,28 @@ typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
  * array is the caller's, and is filled when `done` runs. */
 kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
                                 kv_places_done_fn *done, void *context) KV_MUST_CHECK;
+
+/* ---- store_keys.c: who can read what ---- */
+
+struct kv_encryption_facts {
+    bool on;           /* New pages are encrypted. */
+    bool is_encrypted; /* The directory has keys; what follows says something then. */
+    char master[KV_MASTER_ID_TEXT_BYTES];
+    uint32_t keys;      /* Of users. */
+    int unlocked_errno; /* 0: all keys lie in memory that is locked. */
+    bool is_being_rotated;
+};
+struct kv_encryption_facts kv_store_encryption(const struct kv_store *store);
+
+/* The user goes from memory, with its keys; it has no session and no records. */
+void kv_store_forget_user(struct kv_store *store, struct kv_user *user);
+
+typedef void kv_rotated_fn(void *context, kv_status status);
+/* All data keys under another master key, in one batch.  It begins with a write of the superblock,
+ * which blocks.  KV_OK: `done` will run; its KV_OK: the new key is the only one that opens the
+ * directory; KV_BUSY: the file system has no room, the old key stays; KV_IO: the next start tells
+ * which one it is.  Else it will not run: KV_MISS: that is the key in use; KV_BUSY: one is under
+ * way; KV_INVALID: nothing here is encrypted; KV_IO, KV_NOMEM: nothing changed. */
+kv_status kv_store_rotate_start(struct kv_store *store, const uint8_t master[KV_KEY_BYTES],
+                                kv_rotated_fn *done, void *context,
+                                struct kv_error *err) KV_MUST_CHECK;

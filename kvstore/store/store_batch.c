@@ -41,7 +41,8 @@ struct kv_batch {
     uint32_t taken_count, taken_capacity;
     struct batch_segment *segments;
     uint32_t segment_count, segment_capacity;
-    bool removes; /* Holds a deletion. */
+    uint32_t history_put; /* In puts: the last history; 0: none. */
+    bool removes;         /* Holds a deletion. */
     bool is_barrier, sealed;
     kv_batch_done_fn *done;
     void *context;
@@ -82,6 +83,11 @@ void kv_batch_discard(struct kv_batch *batch)
     free(batch->taken);
     free(batch->segments);
     free(batch);
+}
+
+struct kv_store *kv_batch_store(const struct kv_batch *batch)
+{
+    return batch->store;
 }
 
 struct kv_batch *kv_store_dead_batch(struct kv_store *store)
@@ -229,15 +235,19 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
     return batch_put(batch, key, key_bytes, value, kv_record_session_encode(&record, value));
 }
 
-kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user, const char *name)
+kv_status kv_batch_user(struct kv_batch *batch, struct kv_user *user, const char *name)
 {
     struct kv_record_user record = {0};
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_USER_MAX];
     assert(strlen(name) <= KV_USER_NAME_MAX);
     memcpy(record.name, name, strlen(name));
-    memcpy(record.salt, user->salt, sizeof(record.salt));
+    kv_status status = kv_keys_make(batch->store, user);
+    if (status == KV_OK) status = kv_keys_seal_user(batch->store, user, &record);
+    if (status != KV_OK) return status;
     const uint32_t key_bytes = kv_key_user(&user->id, key);
-    return batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
+    status = batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
+    if (status != KV_OK || user->keys == NULL) return status;
+    return kv_keys_put(batch, user, kv_keys_master(batch->store));
 }
 
 kv_status kv_batch_clock(struct kv_batch *batch, const struct kv_timeline *line)
@@ -337,7 +347,9 @@ kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *
 {
     uint8_t key[KV_RECORD_KEY_MAX];
     const uint32_t key_bytes = kv_key_user(user, key);
-    return batch_put(batch, key, key_bytes, NULL, 0);
+    const struct kv_user *known = kv_index_user_find(batch->store->index, user);
+    const kv_status status = batch_put(batch, key, key_bytes, NULL, 0);
+    return status != KV_OK || known == NULL ? status : kv_keys_delete(batch, known);
 }
 
 kv_status kv_batch_quarantine(struct kv_batch *batch, const struct kv_record_quarantine *record)
@@ -345,6 +357,35 @@ kv_status kv_batch_quarantine(struct kv_batch *batch, const struct kv_record_qua
     uint8_t key[KV_KEY_QUARANTINE_BYTES], value[KV_RECORD_QUARANTINE_MAX];
     const uint32_t key_bytes = kv_key_quarantine(record->ssd_page, key);
     return batch_put(batch, key, key_bytes, value, kv_record_quarantine_encode(record, value));
+}
+
+/* A tree goes leaf by leaf, in one batch: the value before is replaced, not followed. */
+kv_status kv_batch_history(struct kv_batch *batch, const struct kv_session_id *session,
+                           const struct kv_history *history)
+{
+    uint8_t key[KV_KEY_HISTORY_BYTES], value[KV_RECORD_HISTORY_MAX];
+    const uint32_t key_bytes = kv_key_history(session, key);
+    const uint32_t value_bytes = kv_record_history_encode(history, value);
+    struct kv_manifest_put *last = &batch->puts[batch->history_put];
+    const bool again = batch->history_put != 0 && last->key_bytes == key_bytes &&
+                       memcmp(last->key, key, key_bytes) == 0;
+    const kv_status status = batch_put(batch, key, key_bytes, value, value_bytes);
+    if (status != KV_OK) return status;
+    if (!again) {
+        batch->history_put = batch->put_count - 1;
+        return KV_OK;
+    }
+    last = &batch->puts[batch->history_put]; /* The array may have moved. */
+    free((void *)(uintptr_t)last->key);
+    *last = batch->puts[--batch->put_count];
+    return KV_OK;
+}
+
+kv_status kv_batch_delete_history(struct kv_batch *batch, const struct kv_session_id *session)
+{
+    uint8_t key[KV_KEY_HISTORY_BYTES];
+    const uint32_t key_bytes = kv_key_history(session, key);
+    return batch_put(batch, key, key_bytes, NULL, 0);
 }
 
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)

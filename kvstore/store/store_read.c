@@ -5,11 +5,12 @@
  * that a short session is not behind all of a long one.  A page that arrived is checked while the
  * next ones are read (kv_read.arrived), so the checksum costs no time but that of the last page.
  *
- * A page is trusted only after kv_store_read_check(): header, checksum and token ids.  Until then
- * nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with every
- * checkpoint that needs it; the caller plans again with what is left, so damage costs computing,
- * never an error.  A read that failed says nothing of the bytes: this caller goes on without them,
- * and they stay for the next one.
+ * A page is trusted only after kv_store_read_check(): header, checksum, and token ids.  One that is
+ * encrypted is decrypted in the slot where the read landed, and that compares more than a checksum.
+ * Until then nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with
+ * every checkpoint that needs it; the caller plans again with what is left, so damage costs
+ * computing, never an error.  A read that failed says nothing of the bytes: this caller goes on
+ * without them, and they stay for the next one.
  */
 
 #include "kvstore/base/bytes.h"
@@ -74,6 +75,20 @@ static void read_settle(struct kv_read_op *op)
     read->done(read);
 }
 
+static void tell_unread(struct kv_store *store, const struct kv_page *page, int cause)
+{
+    if (cause != 0) {
+        store->counters.unread_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
+               page->ssd_page, cause);
+    } else {
+        store->counters.missing_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
+               "where=read ssd_page=%u cause=\"its file ends before it\" action=dropped",
+               page->ssd_page);
+    }
+}
+
 static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
 {
     struct kv_read_op *op = KV_CONTAINER_OF(ssd_op, struct kv_read_op, op);
@@ -99,15 +114,10 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
         op_start(op); /* It moved while we read its old place. */
         return;
     } else if (status != KV_OK) {
-        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
-               object->ssd_page, ssd_op->disk_op.sys_errno);
         kv_hbm_unpin(store->hbm, *slot);
         *slot = KV_HBM_SLOT_NONE;
         read->fresh[op->at] = ssd_op->disk_op.sys_errno != 0; /* 0: the file is short. */
-        if (read->fresh[op->at])
-            store->counters.unread_pages++;
-        else
-            store->counters.missing_pages++;
+        tell_unread(store, object, ssd_op->disk_op.sys_errno);
     }
     kv_index_page_unref(store->index, page);
     read_settle(op);
@@ -222,6 +232,8 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
 static kv_status verify(const struct kv_store *store, const uint8_t *bytes,
                         const struct kv_page_header *want, struct kv_error *err)
 {
+    /* Its tag is compared next, and says more than a checksum. */
+    const bool is_encrypted = store->keys != NULL && kv_page_is_encrypted(bytes);
 #ifdef CACHED_TEST_HOOKS
     struct kv_page_header planted = *want, found;
     const bool whole = kv_page_decode(&store->layout, bytes, &found, NULL) == KV_OK;
@@ -231,13 +243,15 @@ static kv_status verify(const struct kv_store *store, const uint8_t *bytes,
         planted.position = found.position;
         planted.chain = found.chain; /* It follows from both. */
     }
-    const kv_status status = kv_page_verify(&store->layout, bytes, &planted, err);
+    const kv_status status = is_encrypted ? kv_page_compare(&store->layout, bytes, &planted, err)
+                                          : kv_page_verify(&store->layout, bytes, &planted, err);
     /* It is the last thing compared. */
     if (KV_PLANTED(store, CHECKSUM_OFF) && strstr(err->text, "page: checksum") != NULL)
         return KV_OK;
     return status;
 #else
-    return kv_page_verify(&store->layout, bytes, want, err);
+    return is_encrypted ? kv_page_compare(&store->layout, bytes, want, err)
+                        : kv_page_verify(&store->layout, bytes, want, err);
 #endif
 }
 
@@ -245,7 +259,7 @@ static kv_status page_check(struct kv_store *store, uint32_t page, uint32_t slot
                             const struct kv_digest *chain, const uint32_t *ids, uint32_t id_count)
 {
     struct kv_page *object = kv_index_page(store->index, page);
-    const uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
+    uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
     struct kv_error err = {0};
     kv_status status = KV_OK;
 
@@ -261,6 +275,8 @@ static kv_status page_check(struct kv_store *store, uint32_t page, uint32_t slot
         };
         store->counters.pages_verified++;
         status = verify(store, bytes, &want, &err);
+        if (status == KV_OK)
+            status = kv_keys_decrypt(store, object->session->user, object->ssd_page, bytes, &err);
     }
     for (uint32_t i = 0; status == KV_OK && i < id_count; i++) {
         if (kv_page_id(bytes, i) != ids[i])
@@ -299,41 +315,31 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Who loses something by it: its maker, and whose head it is. */
-static void note_loss(struct kv_node *leaf, enum kv_reason why)
-{
-    const struct kv_tree *tree = leaf->session->tree;
-    leaf->session->last_loss = (uint8_t)why;
-    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
-         at = kv_index_head_next(tree, at))
-        if (at->head == leaf) at->last_loss = (uint8_t)why;
-}
-
-void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, enum kv_reason why)
+void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, const struct kv_loss *loss)
 {
     struct kv_batch *dead = kv_store_dead_batch(store);
     if (dead == NULL || kv_batch_delete_node(dead, &leaf->session->tree->id, &leaf->id) != KV_OK)
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
-    kv_pool_drop(store->pool, &leaf->image, why);
+    kv_store_note_node(store, leaf, loss);
+    kv_pool_drop(store->pool, &leaf->image, loss->cause);
     store->counters.nodes_dropped++;
-    store->counters.removed_nodes[why]++;
+    store->counters.removed_nodes[loss->cause]++;
     if (leaf->durable) store->checkpoints--;
-    note_loss(leaf, why);
-    store->removing = why;
+    store->removing = loss->cause;
     kv_index_node_remove(store->index, leaf);
     store->removing = KV_REASON_NONE;
 }
 
 /* Without the records of sessions.  From the leaves up; the way down is gone once, not again from
  * the top for each leaf: a tree may be as deep as its session has checkpoints. */
-static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
+static void drop_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
 {
     struct kv_node *leaf = node;
     for (;;) {
         while (leaf->child != NULL)
             leaf = leaf->child;
         struct kv_node *const above = leaf == node ? NULL : leaf->parent;
-        kv_store_drop_leaf(store, leaf, why);
+        kv_store_drop_leaf(store, leaf, loss);
         if (above == NULL) break;
         leaf = above;
     }
@@ -346,25 +352,37 @@ static void counts_before(const struct kv_tree *tree)
         at->before.recorded_nodes = at->recorded_nodes;
 }
 
-/* Sessions that made some of what went say so in their records. */
+/* Sessions that made some of what went say so in their records, and the tree why it went. */
 static void counts_after(struct kv_store *store, const struct kv_tree *tree)
 {
+    bool changed = false;
     for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
-         at = kv_index_head_next(tree, at))
-        if (at->before.recorded_nodes != at->recorded_nodes) kv_store_record_count(store, at);
+         at = kv_index_head_next(tree, at)) {
+        if (at->before.recorded_nodes == at->recorded_nodes) continue;
+        kv_store_record_count(store, at);
+        changed = true;
+    }
+    if (changed) kv_store_record_history(store, tree);
+}
+
+void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
+                            const struct kv_loss *loss)
+{
+    const struct kv_tree *tree = node->session->tree;
+    counts_before(tree);
+    drop_node(store, node, loss);
+    counts_after(store, tree);
 }
 
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
-    const struct kv_tree *tree = node->session->tree;
-    counts_before(tree);
-    drop_node(store, node, why);
-    counts_after(store, tree);
+    kv_store_drop_node_for(store, node, &(struct kv_loss){.cause = why});
 }
 
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why)
 {
+    const struct kv_loss loss = {.cause = why};
     struct kv_node *node = kv_index_node_next(session, NULL);
     counts_before(session->tree);
     while (node != NULL) {
@@ -372,7 +390,7 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
         for (uint32_t i = 0; i < node->page_count; i++)
             lists |= node->pages[i] == page;
         if (lists) {
-            drop_node(store, node, why);
+            drop_node(store, node, &loss);
             node = kv_index_node_next(session, NULL); /* The tree changed: from the start. */
         } else {
             node = kv_index_node_next(session, node);
@@ -390,13 +408,13 @@ static struct kv_node *first_leaf(struct kv_node *node)
 
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
 {
+    const struct kv_loss loss = {.cause = KV_REASON_EXPIRED};
     const uint64_t now_ms = kv_store_now_ms(store);
     struct kv_node *node = first_leaf(session->tree->roots);
     counts_before(session->tree);
     while (node != NULL) { /* Children before their parent, which is a leaf when they went. */
         struct kv_node *next = node->sibling != NULL ? first_leaf(node->sibling) : node->parent;
-        if (node->child == NULL && kv_index_expired(node, now_ms))
-            drop_node(store, node, KV_REASON_EXPIRED);
+        if (node->child == NULL && kv_index_expired(node, now_ms)) drop_node(store, node, &loss);
         node = next;
     }
     counts_after(store, session->tree);

@@ -86,6 +86,7 @@ class Segment:
 class Tree:
     nodes: dict = field(default_factory=dict)
     pages: dict = field(default_factory=dict)
+    history: bytes = b""
 
     def owners(self, uid):
         """Ids of checkpoints whose rows are in the page: those that list it, and those below that
@@ -133,7 +134,8 @@ class State:
     def _read(self, key, value):
         letter = key[:1]
         if letter == b"U":
-            self.users[key[1:]] = value[34:34 + value[33]].decode()
+            at = 33 if value[0] == 1 else 65  # Of version 2 the salt is encrypted.
+            self.users[key[1:]] = value[at + 1:at + 1 + value[at]].decode()
         elif letter == b"S":
             name = value[81:81 + value[67]].decode()
             self.sessions[key[1:]] = (value[1:17], name)
@@ -154,6 +156,8 @@ class State:
                 tree.nodes[value[1:17]] = Node(value[1:17], parent,
                                                struct.unpack_from("<I", value, 42)[0],
                                                list(uids), key, value)
+            elif key[17:18] == b"H":
+                tree.history = value
             else:
                 uid, place, generation, position, count = struct.unpack_from("<QIQII", value, 1)
                 tree.pages[uid] = Page(key[1:17], uid, place, generation, position, count, key,

@@ -44,7 +44,7 @@ static void usage(const char *harness, FILE *out)
 {
     (void)fprintf(out, "usage: iofail [--every N] [--from CALL] or [--first K] [--count N]\n"
                        "       crashimage [--images N] or [--first K] [--count N]\n"
-                       "       either: [--seed S] [--case K] [--idle]\n"
+                       "       either: [--seed S] [--case K] [--idle] [--encrypt]\n"
                        "               [--plant NAME] [--expect-loss]\n"
                        "\n"
                        "exit code: 0 nothing lost, 1 a loss or a refusal, 2 wrong usage\n"
@@ -58,6 +58,10 @@ void options_parse(const char *harness, int argc, char **argv, struct options *o
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--expect-loss") == 0) {
             options->expect_loss = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--encrypt") == 0) {
+            options->encrypt = true;
             continue;
         }
         if (strcmp(argv[i], "--idle") == 0) {

@@ -259,6 +259,7 @@ static kv_status visit_user(void *context, const struct kv_manifest_put *put)
         dump_damage(dump, "manifest: a user's record stands under the key of another");
         return KV_OK;
     }
+    dump_keys_user(dump, &user);
     if (dump->user_count == dump->user_capacity) {
         const uint32_t capacity = dump->user_capacity == 0 ? 64 : 2 * dump->user_capacity;
         struct dump_user *users = realloc(dump->users, capacity * sizeof(*users));
@@ -371,6 +372,19 @@ static kv_status visit_clock(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
+static kv_status visit_deleted(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_deleted record;
+    dump->deleted_count++;
+    if (put->key_bytes != KV_KEY_DELETED_BYTES ||
+        kv_record_deleted_decode(put->value, put->value_bytes, &record) != KV_OK)
+        dump_damage(dump, "manifest: the record of a deleted session is damaged");
+    else if ((dump->superblock.features & KV_FEATURE_HISTORY) == 0)
+        dump_damage(dump, "superblock: a deleted session is recorded, its features lack bit 5");
+    return KV_OK;
+}
+
 /* Notes, not damage of the directory as a whole: it is read without them. */
 static kv_status read_acknowledged(struct dump *dump, struct kv_error *err)
 {
@@ -396,14 +410,17 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"M", visit_store}, {"C", visit_commit},  {"W", visit_clock},
-                  {"U", visit_user},  {"S", visit_session}, {"G", dump_visit_segment}};
+    } passes[] = {{"M", visit_store},       {"C", visit_commit},  {"W", visit_clock},
+                  {"U", visit_user},        {"S", visit_session}, {"D", visit_deleted},
+                  {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
+    if (status == KV_OK) status = dump_keys_read(dump, err);
     for (size_t i = 0; status == KV_OK && i < KV_ARRAY_COUNT(passes); i++)
         status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
                                       passes[i].visit, dump, err);
+    if (status == KV_OK) dump_keys_check(dump);
     if (status == KV_OK) status = dump_quarantine_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
@@ -431,11 +448,12 @@ struct dump_session *dump_head_next(const struct dump *dump, const struct kv_ses
     return NULL;
 }
 
-int dump_open(struct dump *dump, const char *dir, FILE *damage_out)
+int dump_open(struct dump *dump, const char *dir, const char *master_key_file, FILE *damage_out)
 {
     struct kv_error err = {0};
     const uint64_t now = kv_clock_stopwatch_ns();
     *dump = (struct dump){.dir = dir,
+                          .master_key_file = master_key_file,
                           .damage_out = damage_out,
                           .lock_fd = -1,
                           .segment_fd = -1,
@@ -461,6 +479,7 @@ int dump_open(struct dump *dump, const char *dir, FILE *damage_out)
 void dump_close(struct dump *dump)
 {
     kv_manifest_close(dump->manifest);
+    dump_keys_close(dump);
     if (dump->segment_fd >= 0) (void)close(dump->segment_fd);
     for (uint32_t i = 0; i < dump->session_count; i++) {
         free(dump->sessions[i].name);
