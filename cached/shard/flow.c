@@ -98,9 +98,11 @@ bool flow_find_session(struct flow *flow)
         return false;
     }
     if (session == NULL) {
-        const bool deleted = deleted_is(flow->shard, &req->in.session);
+        const struct kv_deleted *deleted =
+            kv_store_deleted_find(flow->shard->store, &req->in.session);
         flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "session_id", NULL,
-                  deleted ? kv_reason_info(KV_REASON_DELETED)->name : req->in.session_name);
+                  deleted != NULL ? kv_reason_info(deleted->record.cause)->name
+                                  : req->in.session_name);
         return false;
     }
     if (session->deleting) {

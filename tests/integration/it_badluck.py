@@ -11,9 +11,11 @@ import re
 import resource
 import shutil
 import struct
+import subprocess
 import time
 
 import grpc
+from cli import Tool, token_file
 from daemon import check, equal, expect, pb
 from faults import (
     CROWDED, MIB, Calls, come_back, lookers, mounted, owners, pages_on_disk, recovered,
@@ -120,10 +122,11 @@ def a_file_system_that_goes_away():
         fcntl.ioctl(root, GOING_DOWN, struct.pack("I", NOTHING_FLUSHED))
         os.close(root)
         client = box.client()
-        for i in range(2):  # The first finds out, the second is told.
-            expect(client.session.OpenSession,
-                   pb.OpenSessionRequest(session_id=f"later{i}"), code="FAILED_PRECONDITION",
-                   reason="SSD_READ_ONLY")
+        # The first finds out, the second is told.
+        for i, (code, reason) in enumerate((("UNAVAILABLE", "RESULT_UNKNOWN"),
+                                            ("FAILED_PRECONDITION", "SSD_READ_ONLY"))):
+            expect(client.session.OpenSession, pb.OpenSessionRequest(session_id=f"later{i}"),
+                   code=code, reason=reason)
         check(box.logged("event=manifest_write_failed"), "the log says so")
         end = time.monotonic() + 5
         while "failed sync" not in box.stats().health and time.monotonic() < end:
@@ -210,9 +213,39 @@ def permission_lost_while_running():
     box.stop()
 
 
+@case
+def doctor_on_a_disk_that_hangs():
+    """The disk gives no answer: doctor says so within seconds, and so does who waits for its output."""
+    with mounted("a disk that hangs", mib=64) as place:
+        if place is None:
+            return
+        box = at(place, **{"ssd.bytes": "8MiB"}).start()
+        stored_sessions(box, 2)
+        ops = Tool("unix:" + box.socket, token_file(box.directory, "ops"))
+        done = subprocess.run(["fsfreeze", "-f", place], stderr=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            skip_case(f"fsfreeze is refused: {done.stderr.decode().strip()}")
+            box.stop()
+            return
+        try:
+            began = time.monotonic()
+            said = ops.code(1, "doctor").stdout
+            took = time.monotonic() - began
+            check(took < 8, f"doctor took {took:.1f} s")
+            check("gave no answer to a write for 3 s" in said, f"doctor: {said!r}")
+            check("answers at" in said, "and it looked at the rest")
+        finally:
+            subprocess.run(["fsfreeze", "-u", place], check=True)
+        check(not [n for n in os.listdir(box.state) if n.startswith("doctor.")],
+              "nothing is left behind")
+        said = ops.run("doctor").stdout
+        check("4 KiB written past the page cache" in said, f"doctor again: {said!r}")
+        box.stop()
+
+
 # ---- Segments, under the daemon ----
 
-def hurt_under_the_daemon(what, damage):
+def hurt_under_the_daemon(what, damage, told=None):
     """damage(path, box) to one segment in use.  What it hit is computed again, once; the rest hits."""
     box = Box("synthetic", CROWDED).start()
     box.page_bytes = box.stats().page_bytes
@@ -229,6 +262,8 @@ def hurt_under_the_daemon(what, damage):
     before = box.counter("cached_weakened_plans_total")
     weakened = come_back(box, prompts, hurt, what, may_look)
     equal(box.counter("cached_weakened_plans_total") - before, weakened, f"{what}: weakened plans")
+    if told:
+        told(box)
     well(box, what=what)
     offset = len(box.log())
     box.crash()
@@ -244,7 +279,13 @@ def segment_truncated_under_the_daemon():
     def cut(_, used):
         os.truncate(used[1], 8192)
         return [used[1]]
-    weakened, _ = hurt_under_the_daemon("truncated", cut)
+    def told(box):
+        check(box.counter("cached_missing_pages_total", 'tier="ssd"') > 0, "missing pages are counted")
+        equal(box.counter("cached_read_failures_total", 'tier="ssd"'), 0, "no read failed")
+        check(box.logged('event=page_damaged where=read ssd_page='), "the log says it")
+        check(box.logged('cause="its file ends before it" action=dropped'), "with the cause")
+        check("event=page_read_failed" not in box.log(), "and not as an error of the device")
+    weakened, _ = hurt_under_the_daemon("truncated", cut, told)
     check(weakened > 0, "the cut was noticed")
 
 

@@ -43,6 +43,8 @@ const struct command *const commands[] = {
     &command_session_fork,
     &command_session_delete,
     &command_user_erase,
+    &command_why,
+    &command_purge,
     &command_stats,
     &command_du,
     &command_scrub_start,

@@ -11,6 +11,8 @@ extern const struct command command_session_show;
 extern const struct command command_session_fork;
 extern const struct command command_session_delete;
 extern const struct command command_user_erase;
+extern const struct command command_why;
+extern const struct command command_purge;
 extern const struct command command_stats;
 extern const struct command command_du;
 extern const struct command command_key_rotate;

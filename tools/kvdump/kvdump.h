@@ -15,6 +15,7 @@
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 
@@ -105,8 +106,9 @@ struct dump {
     uint32_t forked_count; /* Of them, with a head in another tree than that of their id. */
     struct kv_record_quarantine *quarantined; /* By page. */
     uint32_t quarantined_count, quarantined_capacity;
-    uint32_t *claims; /* Of each page: 1 + index of the session, 0: free. */
-    uint8_t *page;    /* One, aligned. */
+    uint32_t deleted_count; /* Sessions that are gone and say so. */
+    uint32_t *claims;       /* Of each page: 1 + index of the session, 0: free. */
+    uint8_t *page;          /* One, aligned. */
     struct dump_counts counts;
     uint64_t begun_ns, told_ns;
     uint64_t pages_read;
@@ -204,6 +206,8 @@ struct dump_tree {
     uint32_t node_count, node_capacity;
     struct dump_page *pages; /* By uid. */
     uint32_t page_count, page_capacity;
+    struct kv_history history; /* What was removed. */
+    bool has_history;
 };
 
 typedef kv_status dump_tree_fn(struct dump *dump, struct dump_tree *tree, void *context);
