@@ -75,6 +75,15 @@
 #define KV_USAGE_RECORDS_MAX 65536u
 #define KV_USAGE_ROWS_MAX 1000u
 
+#define KV_OLD_BRANCHES_MAX 16384u    /* That compactions left and that have not gone yet. */
+#define KV_OLD_BRANCH_KEEP_MS 600000u /* How long one stays, where the call does not say. */
+
+/* Pins, in RAM. */
+#define KV_PINS_MAX 1024u
+#define KV_PINS_PER_USER_MAX 64u
+#define KV_PIN_MS_MAX 600000u
+#define KV_PIN_SHARE 4u /* Of what a user may have in a tier, one in so many bytes. */
+
 /* The scrub. */
 #define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */
 #define KV_SCRUB_RATE_MAX (64ull << 30)

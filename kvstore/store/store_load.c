@@ -432,7 +432,7 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
     while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
         if (session->load != KV_LOAD_DONE || session->node_count == 0) continue;
         if (session->live != NULL || session->busy != NULL || session->commits > 0) continue;
-        if (session->flows > 0) continue;
+        if (session->flows > 0 || kv_store_pin_holds(store, &session->id)) continue;
         if (victim == NULL || session->touched_seq < victim->touched_seq) victim = session;
     }
     return victim;

@@ -187,6 +187,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     }
     kv_store_time_judge(store);
     kv_status status = kv_store_recover_quarantine(store, err);
+    if (status == KV_OK) status = kv_store_recover_old_branches(store, err);
     if (status == KV_OK) status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
@@ -391,6 +392,7 @@ void kv_store_close(struct kv_store *store)
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
     free(store->quarantined);
+    free(store->old_branches);
     free(store);
 }
 
