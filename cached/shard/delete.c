@@ -129,6 +129,7 @@ static void session_gone(void *context, kv_status status)
     shard->counters.sessions_deleted++;
     deleted_remember(shard, &session->id);
     answers_forget_session(shard, &session->id);
+    kv_store_pins_forget(shard->store, &session->id);
     kv_index_session_remove(shard->store->index, session);
     removal->session = NULL;
     session_next(removal);
@@ -150,7 +151,9 @@ static void records_read(struct removal *removal)
         return;
     }
     struct kv_batch *batch = removal->batch;
-    const kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    if (status == KV_OK)
+        status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
     if (status != KV_OK) {
         removal_fail(removal, status);
         return;

@@ -30,10 +30,7 @@ static uint32_t head_position(const struct kv_session *session)
 static void record_done(void *context, kv_status status)
 {
     struct flow *flow = context;
-    const bool is_full = status != KV_OK && kv_manifest_stats(flow->shard->store->manifest).no_room;
-    if (status != KV_OK)
-        flow_fail(flow, is_full ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY, "manifest", NULL,
-                  NULL);
+    if (status != KV_OK) flow_fail_record(flow);
     flow_finish(flow);
 }
 
@@ -197,6 +194,7 @@ static void rollback_begun(struct flow *flow)
     session->epoch++;
     flow->req->out.epoch = session->epoch;
     kv_store_renew(flow->shard->store, node);
+    old_branches_came_back(flow->shard, session);
     record_session(flow);
 }
 

@@ -264,6 +264,10 @@ bool flow_is_over(const struct flow *flow);
 void flow_close(struct flow *flow);
 /* Why the job did not end well: nobody waits any more, or a bug. */
 void flow_fail_job(struct flow *flow);
+/* Why records could not be written. */
+void flow_fail_record(struct flow *flow);
+/* True (and failed): the call names another epoch than the session's. */
+bool flow_stale_epoch(struct flow *flow);
 /* Result of a kv_status that has no better reason. */
 void flow_fail_status(struct flow *flow, kv_status status);
 void flow_unpin_read(struct flow *flow);
@@ -280,6 +284,10 @@ void flow_decode(struct flow *flow);
 void flow_checkpoint(struct flow *flow);
 void flow_wait_durable(struct flow *flow);
 void flow_rollback(struct flow *flow);
+void flow_compact(struct flow *flow);
+void flow_pin(struct flow *flow);
+void flow_touch(struct flow *flow);
+void flow_get_usage(struct flow *flow);
 void flow_close_session(struct flow *flow);
 void flow_list_sessions(struct flow *flow);
 void flow_get_session(struct flow *flow);
@@ -377,6 +385,17 @@ void sweep_wait(struct flow *flow);
 /* Says whether a session is past its time, and drops what is. */
 bool sweep_is_due(const struct shard *shard, const struct kv_session *session);
 void sweep_session(struct shard *shard, struct kv_session *session);
+
+/* ---- branches that Compact left ---- */
+
+/* Those that are due go, of any session; each tick. */
+void old_branches_tick(struct shard *shard);
+/* The same of this one, which is loaded and which nobody changes. */
+void old_branches_look(struct shard *shard, struct kv_session *session);
+/* The head was moved: a branch that it stands on is not to go any more. */
+void old_branches_came_back(struct shard *shard, struct kv_session *session);
+/* When the node goes with such a branch; 0: it does not. */
+uint64_t old_branches_until_ms(const struct shard *shard, const struct kv_node *node);
 
 /* ---- capacity eviction ---- */
 
@@ -526,6 +545,7 @@ struct shard {
     uint32_t sweep_bucket; /* Where the sweep goes on. */
     uint32_t sweep_loads;  /* Trees it is waiting for. */
     struct flow *sweep_waiters;
+    uint32_t branch_loads;                 /* Trees that old branches wait for. */
     struct flow *flows;                    /* All in progress. */
     struct kv_waiting_queue waiting;       /* For a slot. */
     struct flow *woken_first, *woken_last; /* They go on in this turn. */

@@ -100,6 +100,9 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Answers kept by request_id now.");
     add(stats, "cached_answers_bytes", NULL, (double)shard->answers.bytes,
         "Memory of the answers kept by request_id.");
+    add(stats, "cached_pins", NULL, (double)shard->store->pin_count, "Checkpoints pinned now.");
+    add(stats, "cached_old_branches", NULL, (double)shard->store->old_branch_count,
+        "Branches that Compact left and that stay for a while.");
     add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
         "Idle live sessions put back to their last checkpoint to make room.");
     for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {
@@ -205,6 +208,7 @@ static void fill_space(struct shard *shard, struct request_stats *stats)
         {KV_REASON_CAPACITY, "tier=\"ssd\",cause=\"capacity\""},
         {KV_REASON_EXPIRED, "tier=\"ssd\",cause=\"expired\""},
         {KV_REASON_CORRUPT, "tier=\"ssd\",cause=\"corrupt\""},
+        {KV_REASON_ROLLED_BACK, "tier=\"ssd\",cause=\"rolled_back\""},
     };
     const struct kv_store_counters *store = &shard->store->counters;
     const struct shard_counters *counters = &shard->counters;
