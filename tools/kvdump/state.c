@@ -386,12 +386,8 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"M", visit_store},
-                  {"C", visit_commit},
-                  {"W", visit_clock},
-                  {"U", visit_user},
-                  {"S", visit_session},
-                  {"G", dump_visit_segment}};
+    } passes[] = {{"M", visit_store}, {"C", visit_commit},  {"W", visit_clock},
+                  {"U", visit_user},  {"S", visit_session}, {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
@@ -399,6 +395,7 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
         status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
                                       passes[i].visit, dump, err);
     if (status == KV_OK) status = dump_quarantine_read(dump, err);
+    if (status == KV_OK) status = dump_old_branches_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
 }
@@ -450,6 +447,7 @@ void dump_close(struct dump *dump)
     free(dump->segments);
     free(dump->claims);
     free(dump->quarantined);
+    free(dump->old_branches);
     free(dump->users);
     free(dump->sessions);
     free(dump->page);
