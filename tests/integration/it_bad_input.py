@@ -110,7 +110,8 @@ def pin_limit(w):
     w.alice.OpenSession(pb.OpenSessionRequest(session_id="pins"))
     for i in range(65):
         made = w.alice.Prefill(prefill(session_id="pins", tokens=pack(range(2 * i + 2))))
-        request = pb.PinRequest(session_id="pins", checkpoint_id=made.checkpoints[0].id, ttl_ms=900)
+        request = pb.PinRequest(session_id="pins", checkpoint_id=made.checkpoints[0].id,
+                                ttl_ms=600000)
         if i < 64:
             w.alice.Pin(request)
     fails(w.alice.Pin, request, code="RESOURCE_EXHAUSTED", reason="PIN_LIMIT", field="pins",
