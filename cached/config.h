@@ -52,9 +52,11 @@ enum config_key {
     CONFIG_SSD_BYTES,
     CONFIG_SSD_SEGMENT_BYTES,
     CONFIG_SSD_TTL,
+    CONFIG_SSD_ERASE_WITHIN,
     CONFIG_SSD_COMPACT_BELOW,
     CONFIG_SSD_COMPACT_RATE,
     CONFIG_SCRUB_RATE,
+    CONFIG_SCRUB_EVERY,
     CONFIG_INDEX_RAM,
     CONFIG_IO_BACKEND,
     CONFIG_LOG_LEVEL,
@@ -84,9 +86,11 @@ struct cached_config {
     uint64_t ssd_bytes;
     uint64_t ssd_segment_bytes;
     uint64_t ssd_ttl_ms;
+    uint64_t ssd_erase_within_ms;
     double ssd_compact_below; /* 0: no compaction. */
     uint64_t ssd_compact_rate;
     uint64_t scrub_rate_bytes;
+    uint64_t scrub_every_ms;
     uint64_t index_ram_bytes;
     uint64_t io_backend; /* enum config_io */
     uint64_t log_level;  /* enum kv_log_level */

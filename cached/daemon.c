@@ -232,6 +232,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .index_bytes = config->index_ram_bytes,
         .pool_ttl_ms = config->pool_ttl_ms,
         .rows_ttl_ms = config->ssd_ttl_ms,
+        .erase_within_ms = config->ssd_erase_within_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
         .progress = progress,
         .progress_context = daemon,
@@ -279,6 +280,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .compact_below_thousandths = (uint32_t)(config->ssd_compact_below * 1000 + 0.5),
         .compact_rate = config->ssd_compact_rate,
         .scrub_rate_bytes = config->scrub_rate_bytes,
+        .scrub_every_ms = config->scrub_every_ms,
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +
                             config->engine_live_sessions * eng_model_session_bytes(daemon->model) +

@@ -34,6 +34,7 @@ enum request_method {
     REQUEST_COMPACT,
     REQUEST_PIN,
     REQUEST_TOUCH,
+    REQUEST_FORK,
     REQUEST_CLOSE_SESSION,
     REQUEST_LIST_SESSIONS,
     REQUEST_GET_SESSION,
@@ -60,7 +61,13 @@ enum request_kind {
 };
 
 /* Same numbers as in admin.proto. */
-enum request_scrub_action { SCRUB_UNSPECIFIED, SCRUB_STATUS, SCRUB_START, SCRUB_STOP };
+enum request_scrub_action {
+    SCRUB_UNSPECIFIED,
+    SCRUB_STATUS,
+    SCRUB_START,
+    SCRUB_STOP,
+    SCRUB_RELEASE,
+};
 
 /* Token ids in the arena, aligned, in host order; rpc has checked each against the vocabulary. */
 struct request_tokens {
@@ -97,6 +104,15 @@ struct request_checkpoint {
     uint64_t age_ms;
     uint64_t leave_ms; /* Until it goes with the branch that a compaction left; 0: it does not. */
     uint64_t pin_ms;   /* Until its pin ends; 0: none. */
+    const char *session_name; /* That made it; NULL: the session asked for. */
+};
+
+/* Another session with a head in the same tree. */
+struct request_head {
+    const char *session_name; /* Arena. */
+    bool has_checkpoint;
+    struct kv_checkpoint_id checkpoint;
+    uint32_t position;
 };
 
 struct request_session {
@@ -179,6 +195,14 @@ struct request_in {
             uint64_t ttl_ms; /* Pin; 0: it ends. */
         } node;
         struct {
+            bool has_id; /* Else from the head. */
+            struct kv_checkpoint_id id;
+            const char *session_name; /* Of the new one. */
+            struct kv_session_id session;
+            uint32_t kind;   /* 0: as its parent. */
+            uint64_t ttl_ms; /* 0: as its parent's. */
+        } fork;
+        struct {
             uint32_t page_size;
             struct kv_session_id after; /* Page token: last id of the previous page. */
             bool has_after;
@@ -251,7 +275,8 @@ struct request_scrub {
     uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
     uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
     uint64_t quarantined_pages;
-    const struct request_quarantined *listed; /* Arena. */
+    uint64_t released, still_bad, still_named; /* By this call. */
+    const struct request_quarantined *listed;  /* Arena. */
     uint32_t listed_count;
 };
 
@@ -317,6 +342,8 @@ struct request_out {
     uint32_t session_count;
     bool list_more;
     struct kv_session_id list_last;
+    struct request_head *heads; /* GetSession; arena. */
+    uint32_t head_count;
     bool has_head_checkpoint;
     struct kv_checkpoint_id head_checkpoint;
     struct request_stats *stats;    /* Arena. */

@@ -457,6 +457,28 @@ static bool decode_own_usage(struct decoder *d)
     return unpack(d, &cached__session__v1__get_usage_request__descriptor) != NULL;
 }
 
+static bool decode_fork(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__ForkRequest *m =
+        unpack(d, &cached__session__v1__fork_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    req->in.u.fork.has_id = m->checkpoint_id.len > 0;
+    if (req->in.u.fork.has_id &&
+        !take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.fork.id))
+        return false;
+    if (!check_name(req, "new_session_id", m->new_session_id)) return false;
+    if (!check_max(req, KV_REASON_SESSION_KIND_INVALID, "kind", (uint32_t)m->kind,
+                   CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL))
+        return false;
+    req->in.u.fork.session_name = m->new_session_id;
+    req->in.u.fork.session = kv_session_id_of(&req->user, m->new_session_id);
+    req->in.u.fork.kind = (uint32_t)m->kind;
+    req->in.u.fork.ttl_ms = m->ttl_ms;
+    req->in.epoch = m->epoch;
+    return check_max(req, KV_REASON_TTL_INVALID, "ttl_ms", m->ttl_ms, KV_TTL_MS_MAX);
+}
+
 static bool decode_close(struct decoder *d)
 {
     const Cached__Session__V1__CloseSessionRequest *m =
@@ -528,8 +550,8 @@ static bool decode_scrub(struct decoder *d)
     const Cached__Admin__V1__ScrubRequest *m =
         unpack(d, &cached__admin__v1__scrub_request__descriptor);
     if (m == NULL) return false;
-    if ((int)m->action < SCRUB_STATUS || (int)m->action > SCRUB_STOP) {
-        request_fail(req, KV_REASON_SCRUB_INVALID, "action", "1 to 3",
+    if ((int)m->action < SCRUB_STATUS || (int)m->action > SCRUB_RELEASE) {
+        request_fail(req, KV_REASON_SCRUB_INVALID, "action", "1 to 4",
                      request_u64(req, (uint32_t)m->action), NULL);
         return false;
     }
@@ -614,16 +636,27 @@ static struct request_tokens tokens_of(const struct request *req)
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
-        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
-        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
-        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
-        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
-        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
-        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
-        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
-        [REQUEST_COMPACT] = decode_compact,       [REQUEST_PIN] = decode_pin,
-        [REQUEST_TOUCH] = decode_touch,           [REQUEST_GET_USAGE] = decode_own_usage,
-        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_OPEN_SESSION] = decode_open,
+        [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,
+        [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint,
+        [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,
+        [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,
+        [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,
+        [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,
+        [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete,
+        [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_FORK] = decode_fork,
+        [REQUEST_COMPACT] = decode_compact,
+        [REQUEST_PIN] = decode_pin,
+        [REQUEST_TOUCH] = decode_touch,
+        [REQUEST_GET_USAGE] = decode_own_usage,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

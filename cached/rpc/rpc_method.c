@@ -38,6 +38,7 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     BY_SHARD(SESSION, "Pin", "pin", REQUEST_PIN, HARNESS),
     BY_SHARD(SESSION, "Touch", "touch", REQUEST_TOUCH, HARNESS),
     BY_SHARD(SESSION, "GetUsage", "get_usage", REQUEST_GET_USAGE, HARNESS),
+    BY_SHARD(SESSION, "Fork", "fork", REQUEST_FORK, HARNESS),
     BY_SHARD(SESSION, "CloseSession", "close_session", REQUEST_CLOSE_SESSION, HARNESS),
     BY_SHARD(SESSION, "ListSessions", "list_sessions", REQUEST_LIST_SESSIONS, HARNESS),
     BY_SHARD(SESSION, "GetSession", "get_session", REQUEST_GET_SESSION, HARNESS),
@@ -59,7 +60,6 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     }
 
 static const struct rpc_method later[] = {
-    LATER(SESSION, "Fork"),
     LATER(ADMIN, "SetQuota"),
     LATER(ADMIN, "GetQuota"),
     LATER(ADMIN, "DeleteQuota"),

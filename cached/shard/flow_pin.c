@@ -83,8 +83,9 @@ static void touch_node(struct flow *flow, struct kv_node *node)
         kv_pool_unpin(store->pool, node->image.slot);
     struct kv_session *session = flow->session;
     session->used_ms = KV_MAX(session->used_ms, now_ms);
+    const uint64_t ttl_ms = kv_index_ttl_ms(node);
     const uint64_t age_ms = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
-    flow->req->out.rows_expire_ms = session->ttl_ms - KV_MIN(session->ttl_ms, age_ms);
+    flow->req->out.rows_expire_ms = ttl_ms - KV_MIN(ttl_ms, age_ms);
     flow->req->out.window_expire_ms = window_ms(flow, node);
 }
 
@@ -146,7 +147,8 @@ static uint64_t pages_of_live(const struct flow *flow, const struct live *live)
     return count;
 }
 
-static void add_session(struct flow *flow, struct kv_session *session)
+/* What an open session holds; checkpoints count for the session that made them. */
+static void add_open(struct flow *flow, struct kv_session *session)
 {
     const struct kv_store *store = flow->shard->store;
     const struct kv_pool_usage pool = kv_pool_usage(store->pool);
@@ -154,10 +156,8 @@ static void add_session(struct flow *flow, struct kv_session *session)
     struct request_use *use = &flow->req->out.use;
     uint64_t in_memory = pages_of_live(flow, session->live);
     struct kv_node *node = NULL;
-    use->sessions++;
-    use->checkpoints +=
-        session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes;
     while ((node = kv_index_node_next(session, node)) != NULL) {
+        if (node->session != session) continue;
         in_memory += pages_in_memory(flow, node);
         if (kv_pool_ttl_ms(store->pool, &node->image, now_ns) > 0)
             use->bytes_pool += pool.bytes_capacity / pool.slots;
@@ -165,16 +165,25 @@ static void add_session(struct flow *flow, struct kv_session *session)
     use->bytes_hbm += in_memory * store->layout.page_bytes;
 }
 
+static void add_session(struct flow *flow, struct kv_session_entry *entry)
+{
+    struct request_use *use = &flow->req->out.use;
+    struct kv_session *session = entry->is_open ? (struct kv_session *)entry : NULL;
+    const bool is_loaded = session != NULL && session->tree->load == KV_LOAD_DONE;
+    use->sessions++;
+    use->checkpoints += is_loaded ? session->node_count : entry->recorded_nodes;
+    if (is_loaded) add_open(flow, session);
+}
+
 void flow_get_usage(struct flow *flow)
 {
     struct kv_store *store = flow->shard->store;
     struct request_use *use = &flow->req->out.use;
     const struct kv_user *user = kv_index_user_find(store->index, &flow->req->user);
-    struct kv_session *session = NULL;
+    struct kv_session_entry *entry = NULL;
     uint32_t bucket = 0;
-    while (user != NULL &&
-           (session = kv_index_session_next(store->index, &bucket, session)) != NULL)
-        if (session->user == user) add_session(flow, session);
+    while (user != NULL && (entry = kv_index_entry_next(store->index, &bucket, entry)) != NULL)
+        if (entry->user == user) add_session(flow, entry);
     if (user != NULL) {
         const struct kv_pin_use pins = kv_store_pin_use(store, &user->id, NULL);
         const struct kv_pool_usage pool = kv_pool_usage(store->pool);

@@ -35,15 +35,33 @@ static void turn_saved(struct flow *flow)
     flow->after_save(flow);
 }
 
+/* A Checkpoint beside a Decode, or another session of the tree, saves: what it makes may go again.
+ */
+static bool save_waits(struct flow *flow)
+{
+    if (flow->session->tree->commits == 0 || patience_is_over(flow)) return false;
+    flow->waits_commit = true;
+    return true;
+}
+
+static void save_now(struct flow *flow);
+
 void turn_save(struct flow *flow, void (*after)(struct flow *flow))
 {
-    struct request *req = flow->req;
     flow->after_save = after;
     flow->mark_ns = kv_clock_stopwatch_ns();
     if (flow->point_count == 0) {
         after(flow);
         return;
     }
+    flow->wake = save_now;
+    save_now(flow);
+}
+
+static void save_now(struct flow *flow)
+{
+    struct request *req = flow->req;
+    if (save_waits(flow)) return;
     for (uint32_t i = 0; i < flow->point_count; i++) {
         flow->points[i].pool_slot = flow->reserved[i];
         flow->reserved[i] = KV_POOL_SLOT_NONE;

@@ -32,11 +32,23 @@ static bool is_current(const struct kv_session *session, const struct kv_node *e
            (head->tokens > stop_tokens && kv_index_is_ancestor(head, end));
 }
 
+/* Nobody else's, and nobody needs it. */
+static bool may_go(struct shard *shard, const struct kv_session *session, struct kv_node *node)
+{
+    if (node->session != session || node->child != NULL) return false;
+    if (kv_index_stands(node, NULL) != NULL) return false;
+    for (struct kv_session *other = kv_index_head_next(session->tree, NULL); other != NULL;
+         other = kv_index_head_next(session->tree, other)) {
+        const struct live *live = other->live;
+        if (live != NULL && (live->node == node || live->branch == node)) return false;
+    }
+    return kv_store_pin_find(shard->store, node) == NULL;
+}
+
 static void drop_path(struct shard *shard, struct kv_session *session, struct kv_node *end,
                       uint32_t stop_tokens)
 {
-    while (end != NULL && end->tokens > stop_tokens && end->child == NULL &&
-           kv_store_pin_find(shard->store, end) == NULL) {
+    while (end != NULL && end->tokens > stop_tokens && may_go(shard, session, end)) {
         struct kv_node *parent = end->parent;
         shard_before_drop(session, end);
         kv_store_drop_node(shard->store, end, KV_REASON_ROLLED_BACK);
@@ -58,8 +70,8 @@ static void branch_end(struct shard *shard, struct kv_session *session, uint32_t
 void old_branches_look(struct shard *shard, struct kv_session *session)
 {
     struct kv_store *store = shard->store;
-    assert(session->load == KV_LOAD_DONE);
-    if (session->commits > 0) return;
+    assert(session->tree->load == KV_LOAD_DONE);
+    if (session->tree->commits > 0) return;
     for (uint32_t i = store->old_branch_count; i-- > 0;) {
         const struct kv_record_old_branch *branch = &store->old_branches[i];
         if (kv_id_equal(branch->session.bytes, session->id.bytes) && is_due(shard, branch))
@@ -79,15 +91,15 @@ void old_branches_came_back(struct shard *shard, struct kv_session *session)
     }
 }
 
-uint64_t old_branches_until_ms(const struct shard *shard, const struct kv_node *node)
+uint64_t old_branches_until_ms(const struct shard *shard, struct kv_session *session,
+                               const struct kv_node *node)
 {
     const struct kv_store *store = shard->store;
     uint64_t until_ms = 0;
     for (uint32_t i = 0; i < store->old_branch_count; i++) {
         const struct kv_record_old_branch *branch = &store->old_branches[i];
-        struct kv_session *session = node->session;
         if (!kv_id_equal(branch->session.bytes, session->id.bytes)) continue;
-        if (node->tokens <= branch->stop_tokens) continue;
+        if (node->tokens <= branch->stop_tokens || node->session != session) continue;
         const struct kv_node *end = kv_index_node_find(session, &branch->end);
         if (end == NULL || !kv_index_is_ancestor(node, end)) continue;
         if (is_current(session, end, branch->stop_tokens)) continue;
@@ -118,10 +130,10 @@ void old_branches_tick(struct shard *shard)
             kv_store_old_branch_gone(store, i);
             continue;
         }
-        if (session->busy != NULL || session->commits > 0 || session->deleting) continue;
-        if (session->load == KV_LOAD_DONE) {
+        if (session->busy != NULL || session->deleting || session->tree->commits > 0) continue;
+        if (session->tree->load == KV_LOAD_DONE) {
             old_branches_look(shard, session);
-        } else if (session->load == KV_LOAD_NONE && shard->branch_loads < LOADS_MAX &&
+        } else if (session->tree->load == KV_LOAD_NONE && shard->branch_loads < LOADS_MAX &&
                    kv_store_now_ms(store) >= session->sweep_after_ms) {
             shard->branch_loads++;
             kv_store_load_start(store, session, branch_loaded, shard);

@@ -32,6 +32,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_PIN] = flow_pin,
     [REQUEST_TOUCH] = flow_touch,
     [REQUEST_GET_USAGE] = flow_get_usage,
+    [REQUEST_FORK] = flow_fork,
     [REQUEST_CLOSE_SESSION] = flow_close_session,
     [REQUEST_LIST_SESSIONS] = flow_list_sessions,
     [REQUEST_GET_SESSION] = flow_get_session,
@@ -83,7 +84,7 @@ void shard_destroy(struct shard *shard)
     }
     free(shard->lives);
     answers_free_all(shard);
-    free(shard->compact.sessions);
+    free(shard->compact.trees);
     kv_scrub_destroy(shard->scrub.run);
     free(shard);
 }
@@ -155,6 +156,7 @@ const char *shard_health(struct shard *shard)
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;
+    assert(session->tree->commits == 0); /* A save in flight names nodes. */
     while ((node = kv_index_node_next(session, node)) != NULL) {
         for (uint32_t i = 0; i < node->page_count; i++) {
             if (node->pages[i] == page) shard_before_drop(session, node);
@@ -177,7 +179,7 @@ void shard_commit_ended(struct shard *shard, struct kv_session *session)
 {
     struct flow *woken = NULL;
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
-        if (!flow->waits_commit || flow->session != session) continue;
+        if (!flow->waits_commit || flow->session->tree != session->tree) continue;
         flow->waits_commit = false;
         flow->next_waiter = woken;
         woken = flow;
@@ -199,11 +201,14 @@ void shard_session_freed(struct shard *shard, struct kv_session *session)
 
 void shard_before_drop(struct kv_session *session, const struct kv_node *node)
 {
-    struct live *live = session->live;
-    if (live == NULL) return;
-    if (live->node != NULL && kv_index_is_ancestor(node, live->node))
-        live_fall_back(live, node->parent);
-    if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
+    for (struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at)) {
+        struct live *live = at->live;
+        if (live == NULL) continue;
+        if (live->node != NULL && kv_index_is_ancestor(node, live->node))
+            live_fall_back(live, node->parent);
+        if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
+    }
 }
 
 /* Requests that only wait see here that they are over; a running job looks at the flag itself. */
@@ -235,7 +240,7 @@ static void tick_lives(struct shard *shard)
     }
 }
 
-static void tick_health(struct shard *shard)
+void shard_look_at_health(struct shard *shard)
 {
     const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
     const char *health = NULL;
@@ -248,8 +253,8 @@ static void tick_health(struct shard *shard)
     if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
-    if (worker_model_lost(shard->options.worker))
-        health = "a file of the model is gone or was changed while in use";
+    const char *lost = worker_model_lost(shard->options.worker);
+    if (lost != NULL) health = lost;
     atomic_store(&shard->health, health);
 }
 
@@ -275,7 +280,7 @@ void shard_run(void *context)
             tick_flows(shard);
             patience_tick(shard);
             tick_lives(shard);
-            tick_health(shard);
+            shard_look_at_health(shard);
             answers_tick(shard);
             kv_store_pins_tick(shard->store);
             old_branches_tick(shard);

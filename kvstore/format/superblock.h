@@ -33,7 +33,8 @@
 /* Bits of `features` that this build knows. */
 #define KV_FEATURE_SEGMENTS 1ull   /* Segment records: a start reads no trees. */
 #define KV_FEATURE_QUARANTINE 4ull /* Records Q. */
-#define KV_FEATURES_KNOWN (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE)
+#define KV_FEATURE_FORKS 16ull     /* Sessions and nodes of version 2. */
+#define KV_FEATURES_KNOWN (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE | KV_FEATURE_FORKS)
 
 struct kv_superblock {
     struct kv_directory_id id;

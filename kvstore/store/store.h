@@ -17,6 +17,7 @@
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/plant.h"
 #include "kvstore/format/layout.h"
+#include "kvstore/format/manifest_record.h"
 #include "kvstore/format/old_branch.h"
 #include "kvstore/format/quarantine.h"
 #include "kvstore/format/superblock.h"
@@ -43,7 +44,8 @@ struct kv_store_options {
     struct kv_mailbox *mailbox;   /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
-    uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
+    uint64_t erase_within_ms; /* Of what is stored no more, on SSD (plan/erase.h); 0: never. */
+    uint32_t sessions_max;    /* KV_SESSIONS_MAX; fewer in test builds. */
     /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
     void (*progress)(void *context, const char *phase, uint32_t percent);
     void *progress_context;
@@ -73,7 +75,7 @@ struct kv_store_counters {
     uint64_t moved_pages;         /* By compaction. */
     uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
     uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
-    uint64_t quarantined; /* Places, since the start. */
+    uint64_t quarantined, released; /* Places, since the start. */
 };
 
 struct kv_batches {
@@ -83,7 +85,7 @@ struct kv_batches {
 /* A checkpoint that somebody wants to stay, until a time.  In memory only. */
 struct kv_pin {
     struct kv_user_id user;
-    struct kv_session_id session;
+    struct kv_session_id tree;
     struct kv_checkpoint_id node;
     uint64_t until_ms;
 };
@@ -107,6 +109,7 @@ struct kv_store {
     struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
+    uint32_t batches;                   /* Posted and not answered. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
     uint64_t life_max_ms;               /* The longest ttl of any session since the start. */
@@ -162,9 +165,9 @@ kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
                         const char *name) KV_MUST_CHECK;
 kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node) KV_MUST_CHECK;
 kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
-kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
+kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *tree,
                                const struct kv_checkpoint_id *id) KV_MUST_CHECK;
-kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *session,
+kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *tree,
                                uint64_t uid) KV_MUST_CHECK;
 kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
@@ -181,13 +184,31 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
 /* ---- store_load.c: trees on demand ---- */
 
 typedef void kv_load_done_fn(void *context, struct kv_session *session, kv_status status);
-/* session->load must be NONE. KV_BUSY: index budget reached even after unloading others. */
+/* The session's tree, whose load state must be NONE, with the details of all sessions that have a
+ * head in it, which are open then; `done` gets the session named here.  KV_BUSY: index budget
+ * reached even after unloading others. */
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
                          void *context);
 /* Makes room in the index for `pages` pages and `nodes` nodes by unloading idle trees, least
  * recently used first; false: not possible. */
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages);
+/* The session's tree; nobody uses one of its sessions. */
 void kv_store_unload(struct kv_store *store, struct kv_session *session);
+/* Whether a call, a save, a removal or the engine works with a session of the tree. */
+bool kv_store_tree_in_use(const struct kv_tree *tree);
+
+/* ---- store_detail.c: what of a session is only in its record ---- */
+
+typedef void kv_detail_done_fn(void *context, kv_status status,
+                               const struct kv_record_session *record);
+/* Reads the record of a session, newest: as it is with all that was posted before.  `done` runs
+ * later, with KV_MISS and NULL if there is none, KV_CORRUPT if it is damaged.  KV_NOMEM: it will
+ * not run. */
+kv_status kv_store_record_start(struct kv_store *store, const struct kv_session_id *id, bool newest,
+                                kv_detail_done_fn *done, void *context) KV_MUST_CHECK;
+/* Takes what is still missing from that record.  KV_NOMEM. */
+kv_status kv_store_detail_take(struct kv_store *store, struct kv_session *session,
+                               const struct kv_record_session *record) KV_MUST_CHECK;
 /* Marks a node, those above it and the segments of their pages as used now. */
 void kv_store_renew(struct kv_store *store, struct kv_node *node);
 
@@ -240,6 +261,25 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
+/* Before the first session with a head in another's tree is recorded: marks the directory, durable
+ * when it returns KV_OK. */
+kv_status kv_store_forks(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+
+/* ---- store_leave.c: one of several sessions goes that have a head in a tree ---- */
+
+struct kv_store_leaving {
+    uint64_t nodes, pages; /* That go with it. */
+};
+/* The tree is loaded, like for the next one. */
+struct kv_store_leaving kv_store_leaving(struct kv_session *session);
+typedef void kv_before_drop_fn(struct kv_node *node);
+/* Removes what only it needs (`before` is told each node), gives the rest to others, and its record
+ * with all that in one batch; `done` runs when that is durable.  The session itself is removed by
+ * the caller then; no commit is in flight in the tree.  KV_NOMEM: to be called again. */
+kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
+                         kv_before_drop_fn *before, kv_batch_done_fn *done,
+                         void *context) KV_MUST_CHECK;
+
 /* ---- store_quarantine.c: places that are given to nobody any more ---- */
 
 /* The bytes on disk of a page object are wrong.  Once a place: its file, offset, cause and owners
@@ -266,8 +306,8 @@ kv_status kv_batch_delete_old_branches(struct kv_batch *batch, struct kv_store *
 
 /* The pin of this checkpoint; NULL: none that has not ended. */
 struct kv_pin *kv_store_pin_find(struct kv_store *store, const struct kv_node *node);
-/* Whether a session has a pin: its tree stays in memory. */
-bool kv_store_pin_holds(const struct kv_store *store, const struct kv_session_id *session);
+/* Whether there is a pin in it: the tree stays in memory. */
+bool kv_store_pin_holds(const struct kv_store *store, const struct kv_tree *tree);
 /* Pinned until then, 0: not any more; rows, those above them and the window.  KV_BUSY:
  * KV_PINS_MAX are. */
 kv_status kv_store_pin(struct kv_store *store, struct kv_node *node,
@@ -281,14 +321,27 @@ struct kv_pin_use kv_store_pin_use(struct kv_store *store, const struct kv_user_
                                    const struct kv_node *more);
 /* Drops those that ended. */
 void kv_store_pins_tick(struct kv_store *store);
-void kv_store_pins_forget(struct kv_store *store, const struct kv_session_id *session);
+/* ---- store_release.c ---- */
+
+struct kv_release_result {
+    uint32_t released; /* They keep what is written to them, and are free again. */
+    uint32_t bad;      /* They do not. */
+    uint32_t named;    /* A record still names them: when its tree is loaded it goes. */
+};
+typedef void kv_release_done_fn(void *context, const struct kv_release_result *result,
+                                kv_status status);
+/* Tries every quarantined place whose file is there, one after the other.  `done` may run inside of
+ * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; KV_IO: the
+ * manifest is.  `cancelled` is asked between two places: true ends it there. */
+kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),
+                                 kv_release_done_fn *done, void *context) KV_MUST_CHECK;
 
 /* ---- store_scrub.c: everything stored is read and compared, in the background ---- */
 
 /* A page that is not what its record says.  By the time this is looked at it may have been written
  * elsewhere or removed: kv_scrub_current() knows, when the tree is loaded. */
 struct kv_scrub_finding {
-    struct kv_session_id session;
+    struct kv_session_id tree;
     uint64_t uid, generation;
     uint32_t ssd_page;
     bool missing; /* Its file ends before it: nothing is wrong with the place. */
@@ -388,7 +441,7 @@ kv_status kv_store_move_start(struct kv_store *store, const uint32_t *pages, uin
 #define KV_PLACES_SCAN_BYTES (1u << 20)
 
 typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
-/* Sessions that have pages in closed segments, by their records; the first `max` of them.  The
+/* Trees that have pages in closed segments, by their records; the first `max` of them.  The
  * array is the caller's, and is filled when `done` runs. */
-kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *sessions,
-                                uint32_t max, kv_places_done_fn *done, void *context) KV_MUST_CHECK;
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
+                                kv_places_done_fn *done, void *context) KV_MUST_CHECK;

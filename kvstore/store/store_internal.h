@@ -27,6 +27,9 @@ void kv_store_tell(struct kv_store *store);
 /* The session's record, with the number of its checkpoints, into the batch of removals. */
 void kv_store_record_count(struct kv_store *store, const struct kv_session *session);
 
+/* A leaf, its record and what only it needs; not the record of the session that made it. */
+void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, enum kv_reason why);
+
 /* ---- store_time.c: the time that ages are counted by ---- */
 
 /* Start-up: before records are read, and when all sessions are known; that also brings what is in

@@ -12,9 +12,9 @@
 
 #include <assert.h>
 
-static bool is_of(const struct kv_pin *pin, const struct kv_session_id *session)
+static bool is_of(const struct kv_pin *pin, const struct kv_tree *tree)
 {
-    return kv_id_equal(pin->session.bytes, session->bytes);
+    return kv_id_equal(pin->tree.bytes, tree->id.bytes);
 }
 
 struct kv_pin *kv_store_pin_find(struct kv_store *store, const struct kv_node *node)
@@ -22,17 +22,17 @@ struct kv_pin *kv_store_pin_find(struct kv_store *store, const struct kv_node *n
     const uint64_t now_ms = store->pin_count == 0 ? 0 : kv_store_now_ms(store);
     for (uint32_t i = 0; i < store->pin_count; i++) {
         struct kv_pin *pin = &store->pins[i];
-        if (kv_id_equal(pin->node.bytes, node->id.bytes) && is_of(pin, &node->session->id) &&
+        if (kv_id_equal(pin->node.bytes, node->id.bytes) && is_of(pin, node->session->tree) &&
             pin->until_ms > now_ms)
             return pin;
     }
     return NULL;
 }
 
-bool kv_store_pin_holds(const struct kv_store *store, const struct kv_session_id *session)
+bool kv_store_pin_holds(const struct kv_store *store, const struct kv_tree *tree)
 {
     for (uint32_t i = 0; i < store->pin_count; i++)
-        if (is_of(&store->pins[i], session)) return true;
+        if (is_of(&store->pins[i], tree)) return true;
     return false;
 }
 
@@ -50,7 +50,7 @@ kv_status kv_store_pin(struct kv_store *store, struct kv_node *node, uint64_t un
         if (store->pin_count == KV_PINS_MAX) return KV_BUSY;
         pin = &store->pins[store->pin_count++];
         *pin = (struct kv_pin){
-            .user = node->session->user->id, .session = node->session->id, .node = node->id};
+            .user = node->session->user->id, .tree = node->session->tree->id, .node = node->id};
     }
     pin->until_ms = until_ms;
     kv_store_renew(store, node);
@@ -90,8 +90,10 @@ struct kv_pin_use kv_store_pin_use(struct kv_store *store, const struct kv_user_
         if (pin == NULL && is_there) break;
         if (pin != NULL) {
             if (pin->until_ms <= now_ms || !kv_id_equal(pin->user.bytes, user->bytes)) continue;
-            struct kv_session *session = kv_index_session_find(store->index, &pin->session);
-            node = session == NULL ? NULL : kv_index_node_find(session, &pin->node);
+            struct kv_session *session = kv_index_tree_session(store->index, &pin->tree);
+            node = session == NULL || session->tree->load != KV_LOAD_DONE
+                       ? NULL
+                       : kv_index_node_find(session, &pin->node);
             if (node == NULL) continue;
             is_there |= node == more;
         }
@@ -107,10 +109,4 @@ void kv_store_pins_tick(struct kv_store *store)
     const uint64_t now_ms = store->pin_count == 0 ? 0 : kv_store_now_ms(store);
     for (uint32_t i = store->pin_count; i-- > 0;)
         if (store->pins[i].until_ms <= now_ms) store->pins[i] = store->pins[--store->pin_count];
-}
-
-void kv_store_pins_forget(struct kv_store *store, const struct kv_session_id *session)
-{
-    for (uint32_t i = store->pin_count; i-- > 0;)
-        if (is_of(&store->pins[i], session)) store->pins[i] = store->pins[--store->pin_count];
 }

@@ -299,42 +299,74 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Without the session's record. */
+/* Who loses something by it: its maker, and whose head it is. */
+static void note_loss(struct kv_node *leaf, enum kv_reason why)
+{
+    const struct kv_tree *tree = leaf->session->tree;
+    leaf->session->last_loss = (uint8_t)why;
+    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->head == leaf) at->last_loss = (uint8_t)why;
+}
+
+void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, enum kv_reason why)
+{
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    if (dead == NULL || kv_batch_delete_node(dead, &leaf->session->tree->id, &leaf->id) != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
+    kv_pool_drop(store->pool, &leaf->image, why);
+    store->counters.nodes_dropped++;
+    store->counters.removed_nodes[why]++;
+    if (leaf->durable) store->checkpoints--;
+    note_loss(leaf, why);
+    store->removing = why;
+    kv_index_node_remove(store->index, leaf);
+    store->removing = KV_REASON_NONE;
+}
+
+/* Without the records of sessions.  From the leaves up; the way down is gone once, not again from
+ * the top for each leaf: a tree may be as deep as its session has checkpoints. */
 static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
-    struct kv_session *session = node->session;
-    store->removing = why;
+    struct kv_node *leaf = node;
     for (;;) {
-        struct kv_node *leaf = node;
         while (leaf->child != NULL)
             leaf = leaf->child;
-        struct kv_batch *dead = kv_store_dead_batch(store);
-        if (dead == NULL || kv_batch_delete_node(dead, &session->id, &leaf->id) != KV_OK)
-            kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
-        kv_pool_drop(store->pool, &leaf->image, why);
-        store->counters.nodes_dropped++;
-        store->counters.removed_nodes[why]++;
-        if (leaf->durable) store->checkpoints--;
-        const bool last = leaf == node;
-        kv_index_node_remove(store->index, leaf);
-        if (last) break;
+        struct kv_node *const above = leaf == node ? NULL : leaf->parent;
+        kv_store_drop_leaf(store, leaf, why);
+        if (above == NULL) break;
+        leaf = above;
     }
-    store->removing = KV_REASON_NONE;
-    session->last_loss = why;
+}
+
+static void counts_before(const struct kv_tree *tree)
+{
+    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        at->before.recorded_nodes = at->recorded_nodes;
+}
+
+/* Sessions that made some of what went say so in their records. */
+static void counts_after(struct kv_store *store, const struct kv_tree *tree)
+{
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->before.recorded_nodes != at->recorded_nodes) kv_store_record_count(store, at);
 }
 
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
-    struct kv_session *session = node->session;
+    const struct kv_tree *tree = node->session->tree;
+    counts_before(tree);
     drop_node(store, node, why);
-    kv_store_record_count(store, session);
+    counts_after(store, tree);
 }
 
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why)
 {
     struct kv_node *node = kv_index_node_next(session, NULL);
-    const uint32_t before = session->node_count;
+    counts_before(session->tree);
     while (node != NULL) {
         bool lists = false;
         for (uint32_t i = 0; i < node->page_count; i++)
@@ -346,22 +378,26 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
             node = kv_index_node_next(session, node);
         }
     }
-    if (session->node_count != before) kv_store_record_count(store, session);
+    counts_after(store, session->tree);
+}
+
+static struct kv_node *first_leaf(struct kv_node *node)
+{
+    while (node != NULL && node->child != NULL)
+        node = node->child;
+    return node;
 }
 
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
 {
     const uint64_t now_ms = kv_store_now_ms(store);
-    struct kv_node *node = kv_index_node_next(session, NULL);
-    const uint32_t before = session->node_count;
-    while (node != NULL) {
-        /* Nodes below were used no later than this one, so they are due as well. */
-        if (kv_index_expired(node, now_ms)) {
+    struct kv_node *node = first_leaf(session->tree->roots);
+    counts_before(session->tree);
+    while (node != NULL) { /* Children before their parent, which is a leaf when they went. */
+        struct kv_node *next = node->sibling != NULL ? first_leaf(node->sibling) : node->parent;
+        if (node->child == NULL && kv_index_expired(node, now_ms))
             drop_node(store, node, KV_REASON_EXPIRED);
-            node = kv_index_node_next(session, NULL);
-        } else {
-            node = kv_index_node_next(session, node);
-        }
+        node = next;
     }
-    if (session->node_count != before) kv_store_record_count(store, session);
+    counts_after(store, session->tree);
 }

@@ -88,7 +88,7 @@ static void check_accepted(const struct request *req)
         EXPECT(strlen(in->u.usage.user_name) <= KV_USER_NAME_MAX);
     if (req->method == REQUEST_SCRUB) {
         const uint64_t rate_bytes = in->u.scrub.rate_bytes;
-        EXPECT(in->u.scrub.action >= SCRUB_STATUS && in->u.scrub.action <= SCRUB_STOP);
+        EXPECT(in->u.scrub.action >= SCRUB_STATUS && in->u.scrub.action <= SCRUB_RELEASE);
         EXPECT(rate_bytes == 0 ||
                (in->u.scrub.action == SCRUB_START && rate_bytes >= KV_SCRUB_RATE_MIN &&
                 rate_bytes <= KV_SCRUB_RATE_MAX));

@@ -46,7 +46,7 @@ static void rig_init(struct rig *rig)
         EXPECT(world_load(&rig->world, rig->session));
         rig->nodes = rig->session->node_count;
         if (rig->nodes == 0) continue;
-        const struct kv_node *first = rig->session->roots;
+        const struct kv_node *first = rig->session->tree->roots;
         rig->page = *kv_index_page(rig->world.store->index, first->pages[0]);
     }
     EXPECT(rig->nodes > 0);
@@ -95,7 +95,7 @@ static void test_moved_meanwhile(void)
     EXPECT_EQ_U32(rig.session->node_count, rig.nodes);
     EXPECT_EQ_U32(rig.session->recorded_nodes, rig.nodes);
     EXPECT_EQ_U64(store->counters.missing_pages, 0);
-    const uint32_t first = rig.session->roots->pages[0];
+    const uint32_t first = rig.session->tree->roots->pages[0];
     EXPECT_EQ_U32(kv_index_page(store->index, first)->ssd_page, place);
     EXPECT_EQ_U64(world_page_records(&rig.world, &astray),
                   kv_ssd_usage(store->ssd).bytes_used / rig.world.layout.page_bytes);
@@ -141,8 +141,42 @@ static void test_place_not_in_use(void)
     rig_fini(&rig);
 }
 
+/* A tree as deep as it has checkpoints: leaving memory and being dropped take as long as it has
+ * nodes, not their square (minutes, with nobody else served). */
+static void test_deep(void)
+{
+    enum { NODES = 100000, ROUNDS = 2 };
+    struct rig rig;
+    rig_init(&rig);
+    struct kv_store *store = rig.world.store;
+    EXPECT(world_load(&rig.world, rig.session));
+    const uint64_t begun = kv_clock_stopwatch_ns();
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        struct kv_node *root = NULL, *node = NULL;
+        for (uint32_t i = 0; i < NODES; i++) {
+            node = kv_index_node_add(store->index, rig.session, node, i + 1, NULL, 0);
+            EXPECT(node != NULL);
+            if (root == NULL) root = node;
+        }
+        EXPECT_EQ_U32(rig.session->node_count, rig.nodes + NODES);
+        if (round % 2 == 0) {
+            kv_store_drop_node(store, root, KV_REASON_EXPIRED);
+            EXPECT_EQ_U32(rig.session->node_count, rig.nodes);
+        } else {
+            kv_store_unload(store, rig.session);
+            EXPECT_EQ_U32(rig.session->node_count, 0);
+        }
+        EXPECT(world_settle(&rig.world));
+        EXPECT(world_load(&rig.world, rig.session));
+        EXPECT_EQ_U32(rig.session->node_count, rig.nodes);
+    }
+    EXPECT(kv_clock_stopwatch_ns() - begun < 4000000000ull);
+    rig_fini(&rig);
+}
+
 int main(void)
 {
+    test_deep();
     test_moved_meanwhile();
     test_place_not_in_use();
     HARNESS_END();

@@ -63,6 +63,7 @@ static const struct method methods[CLIENT_METHOD_COUNT] = {
     [CLIENT_CHECKPOINT] = SESSION_METHOD("Checkpoint", checkpoint),
     [CLIENT_WAIT_DURABLE] = SESSION_METHOD("WaitDurable", wait_durable),
     [CLIENT_ROLLBACK] = SESSION_METHOD("Rollback", rollback),
+    [CLIENT_FORK] = SESSION_METHOD("Fork", fork),
     [CLIENT_COMPACT] = SESSION_METHOD("Compact", compact),
     [CLIENT_PIN] = SESSION_METHOD("Pin", pin),
     [CLIENT_TOUCH] = SESSION_METHOD("Touch", touch),
