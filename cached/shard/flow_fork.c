@@ -17,10 +17,7 @@
 static void fork_recorded(void *context, kv_status status)
 {
     struct flow *flow = context;
-    const bool is_full = status != KV_OK && kv_manifest_stats(flow->shard->store->manifest).no_room;
-    if (status != KV_OK)
-        flow_fail(flow, is_full ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY, "manifest", NULL,
-                  NULL);
+    if (status != KV_OK) flow_fail_record(flow);
     flow_finish(flow);
 }
 
@@ -135,6 +132,10 @@ static void fork_make(struct flow *flow, struct kv_node *node)
     struct kv_store *store = flow->shard->store;
     const struct request_in *in = &flow->req->in;
     const uint64_t now_ms = kv_store_now_ms(store);
+    if (!session_has_room(flow, kind_of(flow))) {
+        flow_finish(flow);
+        return;
+    }
     deleted_forget(flow->shard, &in->u.fork.session);
     struct kv_session *fork =
         kv_index_session_fork(store->index, flow->session, &in->u.fork.session,
@@ -145,7 +146,7 @@ static void fork_make(struct flow *flow, struct kv_node *node)
         flow_finish(flow);
         return;
     }
-    fork->kind = kind_of(flow);
+    kv_index_entry_kind(&fork->entry, kind_of(flow));
     fork->ttl_ms = ttl_of(flow);
     fork->epoch = 1;
     fork->created_ms = fork->used_ms = now_ms;

@@ -223,22 +223,22 @@ struct flow {
     void (*wake)(struct flow *flow);      /* What a load, read or commit completion goes on with. */
     void (*ready)(struct flow *flow);     /* What follows a resume. */
     void (*next_step)(struct flow *flow); /* What follows flow_begin. */
-    void (*after_save)(struct flow *flow); /* What follows turn_save. */
+    void (*after_save)(struct flow *flow);   /* What follows turn_save. */
     void (*checkpointed)(struct flow *flow); /* What follows checkpoint_start. */
-    bool waits_commit;                     /* Woken when a commit of its session ends. */
-    bool waits_session;                    /* Woken when its session is no longer claimed. */
-    bool waits_slot;                       /* Woken when it has a slot. */
+    bool waits_commit;                       /* Woken when a commit of its session ends. */
+    bool waits_session;                      /* Woken when its session is no longer claimed. */
+    bool waits_slot;                         /* Woken when it has a slot. */
     /* Checkpoint beside a Decode: */
-    struct live *beside;   /* whose state it takes, */
-    uint64_t beside_turns; /* as it was then, */
-    bool is_exporting;     /* and the worker has its job. */
-    bool is_posted;        /* The worker has its job, or had. */
-    bool plan_only;        /* Lookup: holds nothing, changes nothing. */
-    bool probed;           /* Lookup: it has waited for pages once. */
-    bool exact;            /* Nothing approximate is used. */
+    struct live *beside;        /* whose state it takes, */
+    uint64_t beside_turns;      /* as it was then, */
+    bool is_exporting;          /* and the worker has its job. */
+    bool is_posted;             /* The worker has its job, or had. */
+    bool plan_only;             /* Lookup: holds nothing, changes nothing. */
+    bool probed;                /* Lookup: it has waited for pages once. */
+    bool exact;                 /* Nothing approximate is used. */
     struct session_name *names; /* Of what is listed. */
-    bool want_pending;     /* Decode: a pending token at the head is worth an image. */
-    uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
+    bool want_pending;          /* Decode: a pending token at the head is worth an image. */
+    uint32_t extra_tokens;      /* Room to reserve beyond the prompt. */
 };
 
 /* Finds or refuses the session, checks the epoch.  Fills the failure and returns false. */
@@ -302,6 +302,9 @@ void flow_release(struct flow *flow); /* Of flow_scrub(). */
 void flow_disk_usage(struct flow *flow);
 void flow_delete_session(struct flow *flow);
 void flow_erase_user(struct flow *flow);
+
+/* False (and failed): the user has too many sessions of that kind. */
+bool session_has_room(struct flow *flow, uint8_t kind);
 
 /* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
  * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only

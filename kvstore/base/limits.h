@@ -75,6 +75,8 @@
 #define KV_USAGE_RECORDS_MAX 65536u
 #define KV_USAGE_ROWS_MAX 1000u
 
+#define KV_SUB_SESSIONS_MAX 64u /* Sub and ephemeral sessions, for each main one of a user. */
+
 #define KV_OLD_BRANCHES_MAX 16384u    /* That compactions left and that have not gone yet. */
 #define KV_OLD_BRANCH_KEEP_MS 600000u /* How long one stays, where the call does not say. */
 

@@ -183,6 +183,10 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),
+    REASON(SUB_SESSIONS_FULL, RESOURCE_EXHAUSTED,
+           "A user has at most 64 sub and ephemeral sessions for each of its main ones, and 64 "
+           "without one.",
+           "Delete those that are not needed any more."),
     REASON(PIN_LIMIT, RESOURCE_EXHAUSTED,
            "Pins may hold a quarter of what a user may have in a tier, 64 checkpoints of a user "
            "and 1,024 in all.",

@@ -423,10 +423,21 @@ struct kv_session *kv_index_session_fork(struct kv_index *index, const struct kv
     return add_to(index, &source->tree->id, id, source->user, name, parent_name);
 }
 
+void kv_index_entry_kind(struct kv_session_entry *entry, uint8_t kind)
+{
+    struct kv_user *user = entry->user;
+    if (entry->kind == KV_SESSION_MAIN) user->mains--;
+    if (entry->kind > KV_SESSION_MAIN) user->others--;
+    entry->kind = kind;
+    if (kind == KV_SESSION_MAIN) user->mains++;
+    if (kind > KV_SESSION_MAIN) user->others++;
+}
+
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
 {
     struct kv_session_entry **link = bucket_of(index, &session->id);
     assert(session->node_count == 0);
+    kv_index_entry_kind(&session->entry, 0);
     kv_index_session_pages(index, &session->entry, 0);
     while (*link != &session->entry)
         link = &(*link)->next;

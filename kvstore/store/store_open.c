@@ -140,7 +140,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     struct kv_session_entry *session =
         kv_index_entry_add(visit->store->index, &id, user, record.has_tree ? &record.tree : NULL);
     if (session == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load sessions");
-    session->kind = record.kind;
+    kv_index_entry_kind(session, record.kind);
     session->created_ms = record.created_ms;
     session->used_ms = record.used_ms;
     session->ttl_ms = record.ttl_ms;

@@ -99,6 +99,18 @@ def request_id_reused(w):
           code="ALREADY_EXISTS", reason="REQUEST_ID_REUSED", field="ttl_ms", limit="0", value="5")
 
 
+@case("SUB_SESSIONS_FULL")
+def sub_sessions_full(w):
+    user = w.daemon.client("bob").session
+    for i in range(64):
+        user.OpenSession(pb.OpenSessionRequest(session_id=f"e{i}", kind=pb.SESSION_KIND_EPHEMERAL))
+    fails(user.OpenSession, pb.OpenSessionRequest(
+        session_id="e64", kind=pb.SESSION_KIND_EPHEMERAL), code="RESOURCE_EXHAUSTED",
+        reason="SUB_SESSIONS_FULL", field="sub and ephemeral sessions", limit="64", value="65")
+    for i in range(64):
+        user.DeleteSession(pb.DeleteSessionRequest(session_id=f"e{i}"))
+
+
 @case("PIN_INVALID")
 def pin_invalid(w):
     fails(w.alice.Pin, pb.PinRequest(session_id="s", checkpoint_id=bytes(16), ttl_ms=600001),

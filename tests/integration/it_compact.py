@@ -148,6 +148,35 @@ def come_back_to():
 
 
 @case
+def beside_forks():
+    """What a fork stands on stays, and what another session made; the rest of the branch goes."""
+    box, talk = opened()
+    history = conversation(talk)
+    shown = {c.position: c.id for c in talk.get().checkpoints}
+    talk.call.Fork(pb.ForkRequest(session_id="s", checkpoint_id=shown[208], new_session_id="f"))
+    compact(talk, keep_old_for_ms=MINUTE_MS)
+    fork = Talk.__new__(Talk)
+    fork.call, fork.name = talk.call, "f"
+    longer = history[:208] + tokens(60)
+    fork.prefill(longer)
+    box.advance(2 * MINUTE_MS)
+    until(lambda: positions(talk.get().checkpoints) == [100, 200, 208, 268],
+          f"{positions(talk.get().checkpoints)}")
+    resumed(fork.prefill(longer + tokens(9)), EXACT, 268, "the fork goes on")
+    # The fork compacts: what the other one made is not its to remove.
+    got = compact(fork, keep_old_for_ms=MINUTE_MS)
+    equal(got.head_position, 100, "its deepest anchor")
+    box.advance(2 * MINUTE_MS)
+    until(lambda: positions(talk.get().checkpoints) == [100, 200, 208],
+          f"{positions(talk.get().checkpoints)}")
+    talk.call.DeleteSession(pb.DeleteSessionRequest(session_id="s"))
+    equal(positions(fork.get().checkpoints), [100], "what the fork still stands on")
+    resumed(fork.prefill(history[:100] + tokens(9)), EXACT, 100, "and uses")
+    box.no_wrong_bytes()
+    box.stop()
+
+
+@case
 def what_it_refuses():
     box, talk = opened("synthetic")
     most = 30 * 24 * 60 * MINUTE_MS

@@ -94,5 +94,63 @@ def differences_are_named():
     box.stop()
 
 
+@case
+def parents_are_of_the_same_user():
+    """A parent that is not there, or another user's: the same refusal; an id that is there is found
+    although its parent went."""
+    box = Box("synthetic").start()
+    alice, bob = box.client(), box.client("bob")
+    sub = dict(kind=pb.SESSION_KIND_SUB, parent_session_id="main")
+    open_session(bob, "main")
+    want = expect(open_session, alice, "sub", code="NOT_FOUND", reason="SESSION_NOT_FOUND",
+                  field="parent_session_id", value="main", **sub)
+    open_session(alice, "main")
+    check(open_session(alice, "sub", **sub).created, "with its own")
+    alice.session.DeleteSession(pb.DeleteSessionRequest(session_id="main"))
+    check(not open_session(alice, "sub", **sub).created, "found without it")
+    got = expect(open_session, alice, "sub2", code="NOT_FOUND", reason="SESSION_NOT_FOUND",
+                 field="parent_session_id", value="main", **sub)
+    equal((got.code, got.reason, got.message), (want.code, want.reason, want.message), "alike")
+    box.stop()
+
+
+@case
+def sub_sessions_are_bounded():
+    """64 for each main one; deleting one makes room; counted again after a restart; forks count."""
+    box = Box("synthetic").start()
+    client = box.client()
+    talk = Talk(client, "main")
+    made = talk.prefill(list(range(3, 50))).checkpoints[0]
+    kinds = [dict(kind=pb.SESSION_KIND_SUB, parent_session_id="main"),
+             dict(kind=pb.SESSION_KIND_EPHEMERAL)]
+    for i in range(64):
+        open_session(client, f"sub{i}", **kinds[i % 2])
+
+    def refused(limit):
+        for fields in kinds:
+            expect(open_session, box.client(), "more", code="RESOURCE_EXHAUSTED",
+                   reason="SUB_SESSIONS_FULL", field="sub and ephemeral sessions",
+                   limit=str(limit), value=str(limit + 1), **fields)
+
+    refused(64)
+    fork = pb.ForkRequest(session_id="main", checkpoint_id=made.id, new_session_id="f",
+                          kind=pb.SESSION_KIND_EPHEMERAL)
+    expect(client.session.Fork, fork, code="RESOURCE_EXHAUSTED", reason="SUB_SESSIONS_FULL")
+    check(not open_session(client, "sub0", **kinds[0]).created, "one that is there is found")
+    box.crash()
+    refused(64)
+    client = box.client()
+    client.session.DeleteSession(pb.DeleteSessionRequest(session_id="sub1"))
+    check(client.session.Fork(fork).created, "a deleted one makes room")
+    refused(64)
+    check(open_session(client, "second").created, "main ones are not counted here")
+    for i in range(64):
+        open_session(client, f"of-second{i}", **kinds[i % 2])
+    refused(128)
+    check(open_session(box.client("bob"), "more", kind=pb.SESSION_KIND_EPHEMERAL).created,
+          "of each user")
+    box.stop()
+
+
 if __name__ == "__main__":
     run_cases("Lists of sessions, and opening them, through the real daemon.")
