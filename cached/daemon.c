@@ -22,8 +22,10 @@
 #include "cached/version.h"
 #include "cached/worker/worker.h"
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/key_file.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/base/ring.h"
+#include "kvstore/base/secret.h"
 #include "kvstore/base/thread.h"
 #include "kvstore/store/store.h"
 
@@ -101,11 +103,17 @@ static uint64_t pool_bytes(const struct cached_config *config)
     return (uint64_t)((double)ram * config->pool_fraction);
 }
 
+/* Open files of the daemon beside its connections. */
+static uint64_t own_files(const struct cached_config *config)
+{
+    return KV_DESCRIPTORS_MIN + config->ssd_bytes / config->ssd_segment_bytes;
+}
+
 /* Libraries that cannot have one abort, so there must be enough before they begin.  The soft limit
  * is for programs that know no better. */
 static kv_status enough_descriptors(const struct cached_config *config, struct kv_error *err)
 {
-    const uint64_t want = KV_DESCRIPTORS_MIN + config->ssd_bytes / config->ssd_segment_bytes;
+    const uint64_t want = own_files(config);
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return KV_FAIL_ERRNO(err, KV_IO, "look at RLIMIT_NOFILE");
@@ -209,10 +217,61 @@ static void progress(void *context, const char *phase, uint32_t percent)
     kv_log(daemon->log, KV_LOG_INFO, "starting", "phase=\"%s\" percent=%" PRIu32, phase, percent);
 }
 
+static bool has_master_key(const struct cached_config *config)
+{
+    return config->ssd_master_key_file[0] != '\0' || config->ssd_master_key_credential[0] != '\0';
+}
+
+/* As it is there now: again when it is rotated.  The shard's thread, and this one at the start. */
+static kv_status read_master_key(void *context, uint8_t key[KV_KEY_BYTES], struct kv_error *err)
+{
+    const struct cached_config *config = context;
+    if (config->ssd_master_key_file[0] != '\0')
+        return kv_key_file_read(config->ssd_master_key_file, key, err);
+    return kv_key_credential_read(config->ssd_master_key_credential, key, err);
+}
+
+static kv_status open_store(struct daemon *daemon, struct kv_store_options *store,
+                            struct kv_error *err)
+{
+    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
+    daemon->told_ns = kv_clock_stopwatch_ns();
+    /* Nothing in the directory is opened before it is known to be ours, and the key to fit. */
+    kv_status status = kv_store_directory(store, err);
+    if (status != KV_OK) return status;
+    (void)snprintf(path, sizeof(path), "%s/manifest", store->dir);
+    progress(daemon, "opening the manifest", 0);
+    status = kv_manifest_open(path, &daemon->manifest, err);
+    if (status != KV_OK) return status;
+    store->manifest = daemon->manifest;
+    return kv_store_open(store, &daemon->store, err);
+}
+
+/* The store has its own copy of the key; this one goes when it is open. */
+static kv_status open_with_key(struct daemon *daemon, struct kv_store_options *store,
+                               struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    const bool is_file = config->ssd_master_key_file[0] != '\0';
+    char source[CONFIG_TEXT_MAX + 16];
+    struct kv_secrets *secrets = NULL;
+    if (!has_master_key(config)) return open_store(daemon, store, err);
+    (void)snprintf(source, sizeof(source), "%s '%s'", is_file ? "file" : "credential",
+                   is_file ? config->ssd_master_key_file : config->ssd_master_key_credential);
+    kv_status status = kv_secrets_create(KV_KEY_BYTES, &secrets, err);
+    uint8_t *key = status == KV_OK ? kv_secrets_alloc(secrets) : NULL;
+    if (status == KV_OK && key == NULL) status = KV_FAIL(err, KV_NOMEM, "keep the master key");
+    if (status == KV_OK) status = read_master_key((void *)(uintptr_t)config, key, err);
+    store->encryption.master = key;
+    store->encryption.source = source;
+    if (status == KV_OK) status = open_store(daemon, store, err);
+    kv_secrets_destroy(secrets);
+    return status;
+}
+
 static kv_status make_store(struct daemon *daemon, struct kv_error *err)
 {
     const struct cached_config *config = daemon->config;
-    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
     const char *family =
         is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
     struct kv_store_options store = {
@@ -236,18 +295,10 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
         .progress = progress,
         .progress_context = daemon,
+        .encryption.on = config->ssd_encryption == CONFIG_ENCRYPTION_ON,
         .plant = kv_plant_of(daemon->plant),
     };
-    daemon->told_ns = kv_clock_stopwatch_ns();
-    /* Nothing in the directory is opened before it is known to be ours. */
-    kv_status status = kv_store_directory(&store, err);
-    if (status != KV_OK) return status;
-    (void)snprintf(path, sizeof(path), "%s/manifest", config->state_dir);
-    progress(daemon, "opening the manifest", 0);
-    status = kv_manifest_open(path, &daemon->manifest, err);
-    if (status != KV_OK) return status;
-    store.manifest = daemon->manifest;
-    return kv_store_open(&store, &daemon->store, err);
+    return open_with_key(daemon, &store, err);
 }
 
 static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
@@ -281,6 +332,10 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .compact_rate = config->ssd_compact_rate,
         .scrub_rate_bytes = config->scrub_rate_bytes,
         .scrub_every_ms = config->scrub_every_ms,
+        .read_master_key = has_master_key(config) ? read_master_key : NULL,
+        .key_context = (void *)(uintptr_t)config,
+        .key_setting = config->ssd_master_key_file[0] != '\0' ? "ssd.master_key_file"
+                                                              : "ssd.master_key_credential",
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +
                             config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
@@ -304,6 +359,7 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
     const struct rpc_options options = {
         .socket = config->server_socket,
         .listen = config->server_listen,
+        .reserved_files = own_files(config),
         .auth = daemon->auth,
         .log = daemon->log,
         .shard_mailbox = daemon->mailbox,

@@ -17,6 +17,7 @@
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
+#include "kvstore/format/key_record.h"
 #include "kvstore/format/reason.h"
 
 #include <stdatomic.h>
@@ -45,6 +46,7 @@ enum request_method {
     REQUEST_DISK_USAGE,
     REQUEST_DELETE_SESSION,
     REQUEST_ERASE_USER,
+    REQUEST_ROTATE_KEY,
     REQUEST_METHOD_COUNT,
 };
 
@@ -185,7 +187,11 @@ struct request_in {
             struct kv_checkpoint_id id;
         } wait_durable;
         struct {
+            bool has_id; /* Else position and digest name it. */
             struct kv_checkpoint_id id;
+            uint32_t position;
+            struct kv_digest digest;
+            bool keep;
         } rollback;
         struct {
             uint64_t keep_ms; /* At least 1. */
@@ -274,6 +280,7 @@ struct request_scrub {
     uint64_t rate_bytes, elapsed_ms;
     uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
     uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
+    uint64_t plain;               /* Not encrypted. */
     uint64_t quarantined_pages;
     uint64_t released, still_bad, still_named; /* By this call. */
     const struct request_quarantined *listed;  /* Arena. */
@@ -293,7 +300,8 @@ struct request_usage_row {
     uint64_t sessions, checkpoints, live_pages, expired_pages;
 };
 struct request_usage {
-    bool own; /* Asked by a harness: rows only. */
+    bool own;               /* Asked by a harness: rows only. */
+    const char *encryption; /* Static. */
     uint64_t bytes_max, bytes_files, page_bytes, pages_free, pages_used, pages_quarantined;
     struct request_usage_row *rows; /* Arena. */
     uint32_t row_count;
@@ -305,6 +313,12 @@ struct request_usage {
 struct request_use {
     uint64_t sessions, checkpoints, bytes_ssd, bytes_pool, bytes_hbm;
     uint64_t pins, pinned_bytes_ssd, pinned_bytes_pool;
+};
+
+struct request_rotation {
+    bool rotated; /* False: it is the key in use. */
+    char master[KV_MASTER_ID_TEXT_BYTES], before[KV_MASTER_ID_TEXT_BYTES];
+    uint64_t keys;
 };
 
 struct request_out {
@@ -351,6 +365,7 @@ struct request_out {
     struct request_scrub *scrub;    /* Arena. */
     struct request_usage *usage;    /* Arena. */
     struct request_receipt receipt; /* DeleteSession, EraseUser. */
+    struct request_rotation rotation;
 };
 
 struct request {

@@ -406,14 +406,37 @@ static bool decode_wait(struct decoder *d)
     return take_level(req, (int)m->level);
 }
 
+/* Position and digest: both or none, and no checkpoint id beside them. */
+static bool take_boundary(struct decoder *d, uint32_t position, const ProtobufCBinaryData *digest)
+{
+    struct request *req = d->req;
+    const bool has_id = req->in.u.rollback.has_id;
+    const size_t want = has_id ? 0 : sizeof(req->in.u.rollback.digest.bytes);
+    if (!check_max(req, KV_REASON_CHECKPOINT_ID_INVALID, "position", position,
+                   has_id ? 0 : d->context_tokens))
+        return false;
+    if (digest->len != want) {
+        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest", has_id ? "empty" : "32 bytes",
+                     request_u64(req, digest->len), NULL);
+        return false;
+    }
+    req->in.u.rollback.position = position;
+    if (!has_id) memcpy(req->in.u.rollback.digest.bytes, digest->data, want);
+    return true;
+}
+
 static bool decode_rollback(struct decoder *d)
 {
     struct request *req = d->req;
     const Cached__Session__V1__RollbackRequest *m =
         unpack(d, &cached__session__v1__rollback_request__descriptor);
     if (m == NULL || !take_session(req, m->session_id)) return false;
-    if (!take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
+    req->in.u.rollback.has_id = m->checkpoint_id.len > 0 || m->position == 0;
+    if (req->in.u.rollback.has_id &&
+        !take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
         return false;
+    if (!take_boundary(d, m->position, &m->digest)) return false;
+    req->in.u.rollback.keep = m->keep;
     req->in.epoch = m->epoch;
     return true;
 }
@@ -620,6 +643,11 @@ static bool decode_erase(struct decoder *d)
     return true;
 }
 
+static bool decode_rotate(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__rotate_key_request__descriptor) != NULL;
+}
+
 /* The token list of the message; it is not in what protobuf-c unpacked. */
 static struct request_tokens tokens_of(const struct request *req)
 {
@@ -657,6 +685,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_PIN] = decode_pin,
         [REQUEST_TOUCH] = decode_touch,
         [REQUEST_GET_USAGE] = decode_own_usage,
+        [REQUEST_ROTATE_KEY] = decode_rotate,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

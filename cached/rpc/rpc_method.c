@@ -48,6 +48,7 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     BY_SHARD(ADMIN, "DiskUsage", "disk_usage", REQUEST_DISK_USAGE, OPS | HARNESS),
     BY_SHARD(SESSION, "DeleteSession", "delete_session", REQUEST_DELETE_SESSION, HARNESS),
     BY_SHARD(ADMIN, "EraseUser", "erase_user", REQUEST_ERASE_USER, OPS),
+    BY_SHARD(ADMIN, "RotateKey", "rotate_key", REQUEST_ROTATE_KEY, OPS),
     [RPC_METHOD_CONFIG] = {ADMIN "GetConfig", "GetConfig", "get_config", RPC_BY_CONFIG, 0, READERS},
     [RPC_METHOD_CHECK] = {HEALTH "Check", "Check", "check", RPC_BY_CHECK, 0, 0},
     [RPC_METHOD_WATCH] = {HEALTH "Watch", "Watch", "watch", RPC_BY_WATCH, 0, 0},

@@ -456,7 +456,7 @@ static void user_gone(void *context, kv_status status)
     }
     removal->user = NULL;
     answers_forget_user(removal->shard, &user->id);
-    kv_index_user_remove(removal->shard->store->index, user);
+    kv_store_forget_user(removal->shard->store, user);
     removal_end(removal);
 }
 

@@ -221,14 +221,57 @@ void flow_close_session(struct flow *flow)
 
 /* ---- Rollback ---- */
 
+/* By id, or the checkpoint at a position with that digest: of several (their rows follow different
+ * replays) one on the way to the head. */
+static struct kv_node *rollback_target(struct flow *flow)
+{
+    const struct request_in *in = &flow->req->in;
+    struct kv_session *session = flow->session;
+    const struct live *live = session->live;
+    struct kv_node *head = live != NULL ? live->node : session->head;
+    struct kv_node *node = NULL, *found = NULL;
+    if (in->u.rollback.has_id) return kv_index_node_find(session, &in->u.rollback.id);
+    while ((node = kv_index_node_next(session, node)) != NULL) {
+        if (node->tokens != in->u.rollback.position) continue;
+        if (memcmp(node->digest.bytes, in->u.rollback.digest.bytes, sizeof(node->digest.bytes)) !=
+            0)
+            continue;
+        if (kv_index_is_ancestor(node, head)) return node;
+        if (found == NULL || node->replay_total < found->replay_total) found = node;
+    }
+    return found;
+}
+
+static void before_drop(struct kv_node *node)
+{
+    shard_before_drop(node->session, node);
+}
+
+/* The new head and what went for it become durable together. */
+static void record_return(struct flow *flow, struct kv_node *old, const struct kv_node *target)
+{
+    struct kv_store *store = flow->shard->store;
+    kv_store_roll_back(store, flow->session, old, target, before_drop);
+    struct kv_batch *batch = kv_store_take_removals(store);
+    const kv_status status = batch == NULL ? KV_NOMEM : kv_batch_session(batch, flow->session);
+    if (status == KV_OK) {
+        kv_batch_post(batch, record_done, flow);
+        return;
+    }
+    if (batch != NULL) kv_batch_post(batch, NULL, NULL); /* What is gone stays gone. */
+    flow_fail_status(flow, status);
+    flow_finish(flow);
+}
+
 static void rollback_begun(struct flow *flow)
 {
     struct kv_session *session = flow->session;
     resume_expire_live(flow);
-    struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.rollback.id);
+    struct kv_node *node = rollback_target(flow);
     if (node == NULL || node->foreign ||
         kv_index_expired(node, kv_store_now_ms(flow->shard->store))) {
-        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL,
+        flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND,
+                  flow->req->in.u.rollback.has_id ? "checkpoint_id" : "position", NULL,
                   kv_reason_info(session->last_loss)->name);
         flow_finish(flow);
         return;
@@ -248,6 +291,7 @@ static void rollback_begun(struct flow *flow)
         flow_finish(flow);          /* The same target again: nothing to do, the epoch stays. */
         return;
     }
+    struct kv_node *old = live != NULL ? live->node : session->head;
     live_release(flow->shard, live);
     session->fell_back = false;
     session->head = node;
@@ -258,7 +302,10 @@ static void rollback_begun(struct flow *flow)
     flow->req->out.epoch = session->epoch;
     kv_store_renew(flow->shard->store, node);
     old_branches_came_back(flow->shard, session);
-    record_session(flow);
+    if (flow->req->in.u.rollback.keep)
+        record_session(flow);
+    else
+        record_return(flow, old, node);
 }
 
 void flow_rollback(struct flow *flow)

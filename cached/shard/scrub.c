@@ -225,8 +225,7 @@ static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char 
     scrub->started_ns = kv_clock_stopwatch_ns();
     scrub->ended_ns = 0;
     scrub->damaged = scrub->dropped = 0;
-    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started",
-           "by=%s pages=%llu rate_bytes=%llu", by,
+    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started", "by=%s pages=%llu rate_bytes=%llu", by,
            (unsigned long long)kv_scrub_progress(scrub->run).pages_total,
            (unsigned long long)rate_bytes);
     return KV_OK;
@@ -278,6 +277,7 @@ bool scrub_fill_status(struct flow *flow, bool changed)
     out->bytes = progress.bytes;
     out->damaged = scrub->damaged;
     out->unread = progress.unread;
+    out->plain = progress.plain;
     out->waiting = scrub->pending_count;
     out->checkpoints_dropped = scrub->dropped;
     out->passes = scrub->passes;

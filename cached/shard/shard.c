@@ -39,6 +39,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_GET_STATS] = flow_get_stats,
     [REQUEST_ADVANCE_CLOCK] = flow_advance_clock,
     [REQUEST_SCRUB] = flow_scrub,
+    [REQUEST_ROTATE_KEY] = flow_rotate_key,
     [REQUEST_DISK_USAGE] = flow_disk_usage,
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,

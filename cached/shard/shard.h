@@ -31,6 +31,10 @@ struct shard_options {
     uint32_t eos;                       /* Token that ends an answer. */
     uint64_t scrub_rate_bytes;          /* A second, where `scrub start` names none. */
     uint64_t scrub_every_ms;            /* One begins by itself; 0: none does. */
+    /* The master key as it is configured, read anew; NULL: none is.  On the shard. */
+    kv_status (*read_master_key)(void *context, uint8_t key[32], struct kv_error *err);
+    void *key_context;
+    const char *key_setting;       /* That says where it is. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 

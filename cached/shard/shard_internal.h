@@ -298,6 +298,7 @@ void flow_get_session(struct flow *flow);
 void flow_get_stats(struct flow *flow);
 void flow_advance_clock(struct flow *flow);
 void flow_scrub(struct flow *flow);
+void flow_rotate_key(struct flow *flow);
 void flow_release(struct flow *flow); /* Of flow_scrub(). */
 void flow_disk_usage(struct flow *flow);
 void flow_delete_session(struct flow *flow);

@@ -47,6 +47,9 @@
 #define KV_CLOCK_WALL_MS_MAX 4102444800000ull /* The year 2100: as far as virtual time goes. */
 
 /* Connections. */
+#define KV_CONNECTIONS_MAX 1000u
+#define KV_CONNECTIONS_MIN 32u            /* However few descriptors there are. */
+#define KV_CONNECTION_SILENT_MS 10000u    /* Without a first byte. */
 #define KV_STREAMS_MAX 100u               /* Calls at a time on one connection. */
 #define KV_WATCHERS_MAX 256u              /* Of health. */
 #define KV_RECEIVE_BYTES_MAX (256u << 20) /* Messages on their way in: 32 of the largest. */
@@ -94,8 +97,13 @@
 #define KV_SCRUB_PENDING_MAX 64u         /* Findings whose session is busy. */
 #define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
 
+/* Encryption: pages on their way to SSD lie in buffers of their own, at least four of them. */
+#define KV_ENCRYPT_BUFFER_BYTES (4u << 20)
+#define KV_ENCRYPT_PAGES_MAX 64u
+
 /* Threads and I/O. */
 #define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
+#define KV_DISK_NAMES_BYTES_MAX (64u << 20) /* Of one folder: more than a million segments. */
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u
@@ -120,5 +128,7 @@ _Static_assert(4 * KV_VERIFY_TOKENS_MAX <= KV_PASS_ROWS_MAX,
                "a whole step fits beside the quarter of a pass that prefills keep");
 _Static_assert(KV_VERIFY_TOKENS_MAX <= KV_SPARE_TOKENS_MAX,
                "spare rows can cover what one step may reject");
+_Static_assert(2 * KV_CONNECTIONS_MIN <= KV_DESCRIPTORS_MIN,
+               "the daemon's own files have the rest");
 _Static_assert(2 * KV_READ_DEPTH <= KV_RING_DEPTH, "a long read leaves room for others");
 _Static_assert(KV_PASS_ROWS_MAX <= KV_PROMPT_TOKENS_MAX, "a pass is no longer than a prompt");

@@ -235,6 +235,14 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Name a user of the token file."),
     REASON(USER_NOT_FOUND, NOT_FOUND, "No user of that name has opened a session.",
            "`cachectl du` lists those that have."),
+    REASON(ENCRYPTION_OFF, FAILED_PRECONDITION,
+           "Nothing in the state directory is encrypted: there is no key to rotate.",
+           "Set ssd.encryption = on and a master key, and restart the daemon."),
+    REASON(MASTER_KEY_INVALID, FAILED_PRECONDITION,
+           "The new master key cannot be read from where the configuration says it is; the one in "
+           "use stays.",
+           "The sentence says what is wrong with it; put 32 bytes or 64 hex digits there, for its "
+           "owner only."),
     REASON(MODEL_LOST, UNAVAILABLE,
            "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",

@@ -47,6 +47,7 @@ struct kv_user {
     struct kv_digest root;           /* D_0 of this user and the model served now. */
     char name[KV_USER_NAME_MAX + 1]; /* Set by whoever adds it; "" in tests. */
     bool erasing;                    /* No session of it is made. */
+    void *keys;                      /* The store's: data keys, the newest first; NULL: none. */
     uint32_t pages;                  /* Of all sessions, as below. */
     uint32_t mains, others;          /* Sessions of kind main, and of the others. */
     struct kv_user *next;
@@ -182,6 +183,9 @@ struct kv_user *kv_index_user_find(struct kv_index *index, const struct kv_user_
 /* salt NULL: a fresh random one.  NULL: out of memory. */
 struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_id *id,
                                   const uint8_t salt[32]);
+
+/* In no particular order; start with *bucket = 0, last = NULL. */
+struct kv_user *kv_index_user_next(struct kv_index *index, uint32_t *bucket, struct kv_user *last);
 
 /* It has no session. */
 void kv_index_user_remove(struct kv_index *index, struct kv_user *user);

@@ -1,5 +1,6 @@
 /*
- * A session leaves a tree in which others have a head.
+ * What goes because somebody wants it to: a session leaves a tree in which others have a head, or
+ * goes back and wants no more of where it was.
  *
  * What it made goes as far as nobody else needs it: no other head stands on it or below it, and
  * nothing that another session made lies below.  The rest is from now on made by one of those who
@@ -124,4 +125,17 @@ kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
     store->dead = NULL;
     kv_batch_post(batch, done, context);
     return KV_OK;
+}
+
+void kv_store_roll_back(struct kv_store *store, struct kv_session *session, struct kv_node *old,
+                        const struct kv_node *target, kv_before_drop_fn *before)
+{
+    while (old != NULL && !kv_index_is_ancestor(old, target)) {
+        struct kv_node *parent = old->parent;
+        if (old->child != NULL || old->session != session) return;
+        if (kv_index_stands(old, session) != NULL) return;
+        before(old);
+        kv_store_drop_leaf(store, old, KV_REASON_ROLLED_BACK);
+        old = parent;
+    }
 }

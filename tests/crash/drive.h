@@ -16,6 +16,7 @@ struct cr_options {
     const char *plant; /* NULL: none; else the daemon is cached-test. */
     const char *dir;   /* Where state goes; NULL: /tmp. */
     bool idle;         /* Nobody writes, no bit is turned over: such a run must fail. */
+    bool encrypt;      /* Every round; else one in four. */
     bool expect_loss, verbose, keep;
 };
 

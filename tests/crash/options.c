@@ -20,6 +20,7 @@ static const struct option long_options[] = {
     {"plant", required_argument, NULL, OPT_PLANT},
     {"dir", required_argument, NULL, OPT_DIR},
     {"expect-loss", no_argument, NULL, 'l'},
+    {"encrypt", no_argument, NULL, 'e'},
     {"idle", no_argument, NULL, 'i'},
     {"verbose", no_argument, NULL, 'v'},
     {"keep", no_argument, NULL, 'k'},
@@ -34,6 +35,7 @@ static const char common[] =
     "  --case K       this one only\n"
     "  --plant NAME   on a daemon with that bug (cached-test): a loss must be found, exit code 1\n"
     "  --expect-loss  exit 0 only if a loss was found\n"
+    "  --encrypt      crash, powercut: every round with ssd.encryption = on, not one in four\n"
     "  --idle         exit 0 only if a run in which nothing happens is refused as one\n"
     "  --dir DIR      where the state goes (default /tmp); the log goes to another file system\n"
     "  --verbose, --keep  say more; keep the directories\n"
@@ -72,6 +74,9 @@ static bool take(struct cr_options *options, int option)
         return true;
     case 'l':
         options->expect_loss = true;
+        return true;
+    case 'e':
+        options->encrypt = true;
         return true;
     case 'i':
         options->idle = true;

@@ -18,6 +18,7 @@ extern const struct command command_session_delete;
 extern const struct command command_user_erase;
 extern const struct command command_stats;
 extern const struct command command_du;
+extern const struct command command_key_rotate;
 extern const struct command command_scrub_start;
 extern const struct command command_scrub_status;
 extern const struct command command_scrub_stop;

@@ -35,14 +35,15 @@ static json_t *answer_json(const scrub_answer *a)
                             (json_int_t)q->age_ms, "generation", (json_int_t)q->generation));
     }
     return json_pack(
-        "{s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
+        "{s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
         "running", a->running, "changed", a->changed, "stopping", a->stopping, "rate_bytes",
         (json_int_t)a->rate_bytes, "elapsed_ms", (json_int_t)a->elapsed_ms, "pages_total",
         (json_int_t)a->pages_total, "pages", (json_int_t)a->pages, "bytes", (json_int_t)a->bytes,
         "damaged", (json_int_t)a->damaged, "unread", (json_int_t)a->unread, "waiting",
         (json_int_t)a->waiting, "checkpoints_dropped", (json_int_t)a->checkpoints_dropped, "passes",
-        (json_int_t)a->passes, "full_age_ms", (json_int_t)a->full_age_ms, "quarantined_pages",
-        (json_int_t)a->quarantined_pages, "quarantined", list);
+        (json_int_t)a->passes, "full_age_ms", (json_int_t)a->full_age_ms, "plain",
+        (json_int_t)a->plain, "quarantined_pages", (json_int_t)a->quarantined_pages, "quarantined",
+        list);
 }
 
 static const char *state_of(const scrub_answer *a)
@@ -88,6 +89,7 @@ static void print_answer(const struct ctl *ctl, const scrub_answer *a)
                      a->damaged > 0 ? ctl_red(ctl) : "", a->damaged,
                      a->damaged > 0 ? ctl_plain(ctl) : "", a->checkpoints_dropped);
         if (a->unread > 0) (void)printf("not read     %" PRIu64 " pages\n", a->unread);
+        (void)printf("encrypted    all but %" PRIu64 " pages\n", a->plain);
         if (a->waiting > 0)
             (void)printf("waiting      %" PRIu64 " pages, for sessions in use\n", a->waiting);
     }

@@ -78,6 +78,7 @@ static const struct method methods[CLIENT_METHOD_COUNT] = {
     [CLIENT_DISK_USAGE] = ADMIN_METHOD("DiskUsage", disk_usage),
     [CLIENT_DELETE_SESSION] = SESSION_METHOD("DeleteSession", delete_session),
     [CLIENT_ERASE_USER] = ADMIN_METHOD("EraseUser", erase_user),
+    [CLIENT_ROTATE_KEY] = ADMIN_METHOD("RotateKey", rotate_key),
 };
 
 static const struct method health_method = {
