@@ -19,6 +19,7 @@
 #include "cached/rpc/rpc_server.h"
 #include "cached/shard/shard.h"
 #include "cached/state_lock.h"
+#include "cached/state_watch.h"
 #include "cached/version.h"
 #include "cached/worker/worker.h"
 #include "kvstore/base/bytes.h"
@@ -69,6 +70,7 @@ struct daemon {
     struct worker *worker;
     struct shard *shard;
     struct rpc_server *rpc;
+    struct state_watch *watch;
     struct kv_thread worker_thread, shard_thread, rpc_thread, watchdog_thread;
     bool told;        /* That it starts, so that its end is worth a line. */
     uint64_t told_ns; /* When it last said how far its start is. */
@@ -93,6 +95,7 @@ void daemon_block_signals(void)
     /* Blocked rather than ignored: a closed pipe is an error of one write, a hang-up is nothing. */
     (void)sigaddset(&set, SIGPIPE);
     (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGXFSZ); /* The write fails with EFBIG, which is seen to. */
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
@@ -382,13 +385,25 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
                            daemon->rpc, err);
 }
 
+static void files_gone(void *context, bool is_page_file, const char *why)
+{
+    struct daemon *daemon = context;
+    shard_files_gone(daemon->shard, is_page_file, why);
+}
+
 static kv_status start_threads(struct daemon *daemon, struct kv_error *err)
 {
+    const struct state_watch_options watch = {.dir = daemon->config->state_dir,
+                                              .log = daemon->log,
+                                              .gone = files_gone,
+                                              .context = daemon};
     kv_status status = kv_thread_start(&daemon->worker_thread, KV_THREAD_WORKER, "kv-worker",
                                        worker_run, daemon->worker, err);
     if (status != KV_OK) return status;
-    return kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
-                           daemon->shard, err);
+    status = kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
+                             daemon->shard, err);
+    if (status != KV_OK) return status;
+    return state_watch_start(&watch, &daemon->watch, err);
 }
 
 /* What was found, what was not, and why. */
@@ -456,7 +471,7 @@ static void watchdog_run(void *context)
     if (poll(&poll_fd, 1, STOP_MS_MAX) != 0) return;
     /* Not through the log: its thread may be what hangs. */
     static const char line[] = "level=error event=stop_stuck text=\"not stopped after 10 s\"\n";
-    log_sink_write(NULL, line, sizeof(line) - 1);
+    log_sink_try(line, sizeof(line) - 1);
     _exit(EXIT_STUCK);
 }
 
@@ -508,6 +523,7 @@ void daemon_destroy(struct daemon *daemon)
 {
     if (daemon == NULL) return;
     join_threads(daemon);
+    state_watch_destroy(daemon->watch);
     rpc_server_destroy(daemon->rpc);
     shard_destroy(daemon->shard);
     worker_destroy(daemon->worker);

@@ -19,6 +19,7 @@
 #include "kvstore/format/ids.h"
 #include "kvstore/format/key_record.h"
 #include "kvstore/format/reason.h"
+#include "kvstore/format/removal.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -47,6 +48,8 @@ enum request_method {
     REQUEST_DELETE_SESSION,
     REQUEST_ERASE_USER,
     REQUEST_ROTATE_KEY,
+    REQUEST_WHY,
+    REQUEST_PURGE_MODEL,
     REQUEST_METHOD_COUNT,
 };
 
@@ -232,6 +235,16 @@ struct request_in {
             struct kv_user_id user; /* EraseUser. */
             const char *user_name;
         } remove;
+        struct {
+            struct kv_user_id user;
+            bool has_position;
+            uint32_t position;
+        } why;
+        struct {
+            const char *digits;   /* Of the fingerprint; lower case. */
+            uint32_t digit_count; /* 0: every model but the served one. */
+            bool dry_run;
+        } purge;
     } u;
 };
 
@@ -277,6 +290,7 @@ struct request_quarantined {
 };
 struct request_scrub {
     bool running, changed, stopping;
+    const char *failure; /* Static, of the last pass; NULL: none. */
     uint64_t rate_bytes, elapsed_ms;
     uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
     uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
@@ -319,6 +333,30 @@ struct request_rotation {
     bool rotated; /* False: it is the key in use. */
     char master[KV_MASTER_ID_TEXT_BYTES], before[KV_MASTER_ID_TEXT_BYTES];
     uint64_t keys;
+};
+
+/* Why, of a position or of the head; with out.removed and out.removals. */
+struct request_why {
+    bool is_there; /* The session; false: out.removed says how it went. */
+    bool has_position, is_stored;
+    uint32_t position;
+    enum kv_reason reason;
+    uint32_t head_position, checkpoints;
+    uint64_t idle_ms, ttl_ms;
+};
+
+/* Models whose checkpoints are stored, and what went of them. */
+struct request_purge_model {
+    uint64_t tag; /* First 8 B of the fingerprint. */
+    uint64_t checkpoints;
+    bool is_served, is_asked;
+};
+struct request_purge {
+    bool dry_run;
+    struct request_purge_model models[KV_PURGE_MODELS_MAX];
+    uint32_t model_count;
+    uint64_t checkpoints, pages;
+    uint64_t page_bytes;
 };
 
 struct request_out {
@@ -366,6 +404,13 @@ struct request_out {
     struct request_usage *usage;    /* Arena. */
     struct request_receipt receipt; /* DeleteSession, EraseUser. */
     struct request_rotation rotation;
+    bool has_removed;               /* Lookup, Prefill, Decode, Why: what took the rows that are */
+    struct kv_removal removed;      /* missing next. */
+    struct kv_removal *removals;    /* GetSession, Why; arena, oldest first. */
+    uint32_t removal_count;
+    bool removals_cut;           /* Older ones were forgotten. */
+    struct request_why *why;     /* Arena. */
+    struct request_purge *purge; /* Arena. */
 };
 
 struct request {

@@ -648,6 +648,40 @@ static bool decode_rotate(struct decoder *d)
     return unpack(d, &cached__admin__v1__rotate_key_request__descriptor) != NULL;
 }
 
+static bool decode_why(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__WhyRequest *m = unpack(d, &cached__admin__v1__why_request__descriptor);
+    if (m == NULL || !take_user(req, m->user)) return false;
+    if (!check_name(req, "session_id", m->session_id)) return false;
+    req->in.u.why.user = kv_user_id_of(m->user);
+    req->in.session_name = m->session_id;
+    req->in.session = kv_session_id_of(&req->in.u.why.user, m->session_id);
+    req->in.u.why.has_position = m->has_position;
+    req->in.u.why.position = m->position;
+    const uint32_t max = m->has_position ? KV_PROMPT_TOKENS_MAX - 1 : 0;
+    return check_max(req, KV_REASON_POSITION_INVALID, "position", m->position, max);
+}
+
+static bool decode_purge(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__PurgeModelRequest *m =
+        unpack(d, &cached__admin__v1__purge_model_request__descriptor);
+    if (m == NULL) return false;
+    const size_t count = strlen(m->model);
+    const bool is_other = strcmp(m->model, "other") == 0;
+    if (!is_other && (count < 8 || count > 64 || strspn(m->model, "0123456789abcdef") != count)) {
+        request_fail(req, KV_REASON_MODEL_INVALID, "model", "8 to 64 of [0-9a-f], or other",
+                     request_u64(req, count), NULL);
+        return false;
+    }
+    req->in.u.purge.digits = is_other ? "" : m->model;
+    req->in.u.purge.digit_count = is_other ? 0 : (uint32_t)count;
+    req->in.u.purge.dry_run = m->dry_run;
+    return true;
+}
+
 /* The token list of the message; it is not in what protobuf-c unpacked. */
 static struct request_tokens tokens_of(const struct request *req)
 {
@@ -686,6 +720,8 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_TOUCH] = decode_touch,
         [REQUEST_GET_USAGE] = decode_own_usage,
         [REQUEST_ROTATE_KEY] = decode_rotate,
+        [REQUEST_WHY] = decode_why,
+        [REQUEST_PURGE_MODEL] = decode_purge,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

@@ -118,6 +118,30 @@ static pb_session *session(struct kv_arena *arena, const struct request_session 
     return m;
 }
 
+static Cached__Session__V1__Removal *removal(struct kv_arena *arena, const struct kv_removal *r)
+{
+    Cached__Session__V1__Removal *m = kv_arena_alloc(arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__REMOVAL__INIT);
+    m->cause = text(kv_reason_info(r->cause)->name);
+    m->rows_kept = r->part == KV_REMOVED_CHECKPOINT;
+    m->from = r->from;
+    m->to = r->to;
+    m->checkpoints = r->checkpoints;
+    m->removed_ms = r->removed_ms;
+    m->limit_name = text(kv_limit_name(r->limit_of));
+    m->limit = r->limit;
+    m->value = r->value;
+    return m;
+}
+
+/* What took the rows that are missing next; false: no memory. */
+static bool removed(struct request *req, Cached__Session__V1__Removal **ret_removal)
+{
+    if (!req->out.has_removed) return true;
+    *ret_removal = removal(req->arena, &req->out.removed);
+    return *ret_removal != NULL;
+}
+
 static const ProtobufCMessage *encode_open(struct request *req, const struct rpc_about *about)
 {
     Cached__Session__V1__OpenSessionResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
@@ -147,7 +171,7 @@ static const ProtobufCMessage *encode_lookup(struct request *req)
     m->other_kernels = out->other_kernels;
     m->kernels = text(out->kernels);
     if (out->has_resumed) m->checkpoint_id = bytes16(out->resumed.bytes);
-    return &m->base;
+    return removed(req, &m->removed) ? &m->base : NULL;
 }
 
 static const ProtobufCMessage *encode_prefill(struct request *req)
@@ -177,6 +201,7 @@ static const ProtobufCMessage *encode_prefill(struct request *req)
     m->save_reason = reason_text(out->save_reason);
     m->other_kernels = out->other_kernels;
     m->kernels = text(out->kernels);
+    if (!removed(req, &m->removed)) return NULL;
     return m->checkpoints == NULL || m->times == NULL ? NULL : &m->base;
 }
 
@@ -201,6 +226,7 @@ static const ProtobufCMessage *encode_decode(struct request *req)
     end->other_kernels = out->other_kernels;
     end->kernels = text(out->kernels);
     m->end = end;
+    if (!removed(req, &end->removed)) return NULL;
     return end->checkpoints == NULL || end->times == NULL ? NULL : &m->base;
 }
 
@@ -361,6 +387,15 @@ static const ProtobufCMessage *encode_get(struct request *req)
     m->checkpoints = checkpoints(req);
     if (out->has_head_checkpoint) m->head_checkpoint_id = bytes16(out->head_checkpoint.bytes);
     m->epoch = out->epoch;
+    m->reason = reason_text(out->reason);
+    m->removals_cut = out->removals_cut;
+    m->n_removals = out->removal_count;
+    m->removals = kv_arena_alloc(req->arena, (out->removal_count + 1u) * sizeof(*m->removals));
+    if (m->removals == NULL) return NULL;
+    for (uint32_t i = 0; i < out->removal_count; i++) {
+        m->removals[i] = removal(req->arena, &out->removals[i]);
+        if (m->removals[i] == NULL) return NULL;
+    }
     m->n_heads = out->head_count;
     m->heads = heads(req);
     return m->session == NULL || m->checkpoints == NULL || m->heads == NULL ? NULL : &m->base;
@@ -422,6 +457,10 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return rpc_encode_erase(req);
     case REQUEST_ROTATE_KEY:
         return rpc_encode_rotate(req);
+    case REQUEST_WHY:
+        return rpc_encode_why(req);
+    case REQUEST_PURGE_MODEL:
+        return rpc_encode_purge(req);
     case REQUEST_METHOD_COUNT:
         break;
     }

@@ -37,6 +37,8 @@ const ProtobufCMessage *rpc_encode_scrub(struct request *req);
 const ProtobufCMessage *rpc_encode_usage(struct request *req);
 const ProtobufCMessage *rpc_encode_erase(struct request *req);
 const ProtobufCMessage *rpc_encode_rotate(struct request *req);
+const ProtobufCMessage *rpc_encode_why(struct request *req);
+const ProtobufCMessage *rpc_encode_purge(struct request *req);
 
 /* Where a list goes on: behind this session. NULL: the arena is exhausted. */
 char *rpc_page_token(struct kv_arena *arena, const struct kv_session_id *id);

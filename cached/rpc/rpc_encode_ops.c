@@ -49,6 +49,7 @@ const ProtobufCMessage *rpc_encode_scrub(struct request *req)
     FILL(m, CACHED__ADMIN__V1__SCRUB_RESPONSE__INIT);
     m->running = scrub->running;
     m->changed = scrub->changed;
+    m->failure = (char *)(scrub->failure == NULL ? "" : scrub->failure);
     m->stopping = scrub->stopping;
     m->rate_bytes = scrub->rate_bytes;
     m->elapsed_ms = scrub->elapsed_ms;
@@ -139,5 +140,86 @@ const ProtobufCMessage *rpc_encode_rotate(struct request *req)
     m->master_key = text(rotation->master);
     m->before = text(rotation->before);
     m->keys = rotation->keys;
+    return &m->base;
+}
+
+static Cached__Admin__V1__WhyRemoval *why_removal(struct kv_arena *arena,
+                                                  const struct kv_removal *r)
+{
+    Cached__Admin__V1__WhyRemoval *m = kv_arena_alloc(arena, sizeof(*m));
+    FILL(m, CACHED__ADMIN__V1__WHY_REMOVAL__INIT);
+    m->cause = text(kv_reason_info(r->cause)->name);
+    m->rows_kept = r->part == KV_REMOVED_CHECKPOINT;
+    m->from = r->from;
+    m->to = r->to;
+    m->checkpoints = r->checkpoints;
+    m->removed_ms = r->removed_ms;
+    m->limit_name = text(kv_limit_name(r->limit_of));
+    m->limit = r->limit;
+    m->value = r->value;
+    return m;
+}
+
+const ProtobufCMessage *rpc_encode_why(struct request *req)
+{
+    const struct request_out *out = &req->out;
+    const struct request_why *why = out->why;
+    assert(why != NULL);
+    Cached__Admin__V1__WhyResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__ADMIN__V1__WHY_RESPONSE__INIT);
+    m->found = why->is_there;
+    m->reason = text(why->reason == KV_REASON_NONE ? "" : kv_reason_info(why->reason)->name);
+    m->stored = why->is_stored;
+    m->head_position = why->head_position;
+    m->checkpoints = why->checkpoints;
+    m->idle_ms = why->idle_ms;
+    m->ttl_ms = why->ttl_ms;
+    m->removals_cut = out->removals_cut;
+    if (out->has_removed) {
+        m->removed = why_removal(req->arena, &out->removed);
+        if (m->removed == NULL) return NULL;
+    }
+    m->removals = kv_arena_alloc(req->arena, (out->removal_count + 1u) * sizeof(*m->removals));
+    if (m->removals == NULL) return NULL;
+    for (uint32_t i = 0; i < out->removal_count; i++) {
+        m->removals[i] = why_removal(req->arena, &out->removals[i]);
+        if (m->removals[i] == NULL) return NULL;
+    }
+    m->n_removals = out->removal_count;
+    return &m->base;
+}
+
+static Cached__Admin__V1__PurgeModel *purged_model(struct kv_arena *arena,
+                                                   const struct request_purge_model *model)
+{
+    Cached__Admin__V1__PurgeModel *m = kv_arena_alloc(arena, sizeof(*m));
+    uint8_t bytes[8];
+    char name[17];
+    FILL(m, CACHED__ADMIN__V1__PURGE_MODEL__INIT);
+    kv_store64(bytes, model->tag);
+    for (uint32_t i = 0; i < 8; i++)
+        (void)snprintf(name + (size_t)2 * i, 3, "%02x", bytes[i]);
+    m->model = kv_arena_strdup(arena, name, 16);
+    m->checkpoints = model->checkpoints;
+    m->served = model->is_served;
+    m->asked = model->is_asked;
+    return m->model == NULL ? NULL : m;
+}
+
+const ProtobufCMessage *rpc_encode_purge(struct request *req)
+{
+    const struct request_purge *purge = req->out.purge;
+    assert(purge != NULL);
+    Cached__Admin__V1__PurgeModelResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__ADMIN__V1__PURGE_MODEL_RESPONSE__INIT);
+    m->checkpoints = purge->checkpoints;
+    m->bytes = purge->pages * purge->page_bytes;
+    m->models = kv_arena_alloc(req->arena, (purge->model_count + 1u) * sizeof(*m->models));
+    if (m->models == NULL) return NULL;
+    for (uint32_t i = 0; i < purge->model_count; i++) {
+        m->models[i] = purged_model(req->arena, &purge->models[i]);
+        if (m->models[i] == NULL) return NULL;
+    }
+    m->n_models = purge->model_count;
     return &m->base;
 }

@@ -82,6 +82,7 @@ static void commit_revert(struct commit *commit, bool free_space)
     struct kv_store *store = shard->store;
     struct live *live = commit->live;
     struct kv_session *session = commit->session;
+    const struct kv_loss loss = {.cause = KV_REASON_CAPACITY};
 
     if (live != NULL) {
         for (uint32_t k = 0; k < live->page_count; k++) {
@@ -99,10 +100,10 @@ static void commit_revert(struct commit *commit, bool free_space)
         shard_before_drop(session, node);
         if (session->head == node) fall_back(session, node->parent);
         forget_point(commit, node);
+        kv_store_note_node(store, node, &loss);
         kv_pool_drop(store->pool, &node->image, KV_REASON_CAPACITY);
         kv_index_node_remove(store->index, node);
     }
-    session->last_loss = KV_REASON_CAPACITY;
     store->counters.saves_failed++;
 }
 

@@ -54,29 +54,6 @@ struct removal {
 
 static void session_next(struct removal *removal);
 
-/* ---- what was deleted ---- */
-
-void deleted_remember(struct shard *shard, const struct kv_session_id *id)
-{
-    shard->deleted[shard->deleted_next++ % KV_DELETED_MAX] = *id;
-}
-
-bool deleted_is(const struct shard *shard, const struct kv_session_id *id)
-{
-    const uint64_t count = KV_MIN(shard->deleted_next, (uint64_t)KV_DELETED_MAX);
-    for (uint64_t i = 0; i < count; i++)
-        if (kv_id_equal(shard->deleted[i].bytes, id->bytes)) return true;
-    return false;
-}
-
-void deleted_forget(struct shard *shard, const struct kv_session_id *id)
-{
-    const uint64_t count = KV_MIN(shard->deleted_next, (uint64_t)KV_DELETED_MAX);
-    for (uint64_t i = 0; i < count; i++)
-        if (kv_id_equal(shard->deleted[i].bytes, id->bytes))
-            shard->deleted[i] = (struct kv_session_id){{0}};
-}
-
 /* ---- the end ---- */
 
 static void removal_free(struct removal *removal)
@@ -126,6 +103,14 @@ static void removal_fail(struct removal *removal, kv_status status)
     removal_end(removal);
 }
 
+/* Its batch was not written, or may have been. */
+static void removal_unrecorded(struct removal *removal, kv_status status)
+{
+    if (removal->flow != NULL)
+        flow_fail(removal->flow, shard_unrecorded(removal->shard, status), "manifest", NULL, NULL);
+    removal_fail(removal, status);
+}
+
 /* ---- one session: records ---- */
 
 static void session_gone(void *context, kv_status status)
@@ -135,7 +120,7 @@ static void session_gone(void *context, kv_status status)
     struct kv_session *session = removal->session;
     if (status != KV_OK) {
         /* Its places were not freed: until a restart shows what became of it, it is as before. */
-        removal_fail(removal, KV_IO);
+        removal_unrecorded(removal, status);
         return;
     }
     kv_log(shard->options.log, KV_LOG_INFO, "session_deleted", "checkpoints=%llu pages=%llu",
@@ -144,7 +129,6 @@ static void session_gone(void *context, kv_status status)
     if (!removal->leaves)
         shard->store->checkpoints -= KV_MIN(removal->nodes, shard->store->checkpoints);
     shard->counters.sessions_deleted++;
-    deleted_remember(shard, &session->id);
     answers_forget_session(shard, &session->id);
     kv_index_session_remove(shard->store->index, session);
     removal->session = NULL;
@@ -156,6 +140,18 @@ static void count_session(struct removal *removal)
     removal->receipt.sessions++;
     removal->receipt.checkpoints += removal->nodes;
     removal->receipt.bytes += removal->pages * removal->shard->layout->page_bytes;
+}
+
+/* Of an erased user nothing is left, not even that. */
+static struct kv_record_deleted deleted_record(const struct removal *removal)
+{
+    return (struct kv_record_deleted){
+        .user = removal->session->user->id,
+        .cause = KV_REASON_DELETED,
+        .removed_ms = kv_store_now_ms(removal->shard->store),
+        .checkpoints = (uint32_t)KV_MIN(removal->nodes, (uint64_t)UINT32_MAX),
+        .bytes = removal->pages * removal->shard->layout->page_bytes,
+    };
 }
 
 static void records_read(struct removal *removal)
@@ -170,6 +166,10 @@ static void records_read(struct removal *removal)
     kv_status status = kv_batch_delete_session(batch, &removal->session->id);
     if (status == KV_OK)
         status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
+    const struct kv_record_deleted record = deleted_record(removal);
+    if (status == KV_OK && removal->user == NULL)
+        status =
+            kv_store_deleted_note(removal->shard->store, batch, &removal->session->id, &record);
     if (status != KV_OK) {
         removal_fail(removal, status);
         return;
@@ -211,6 +211,8 @@ static kv_status take_record(struct removal *removal, const struct kv_manifest_p
         removal->nodes++;
         return removal->dry_run ? KV_OK : kv_batch_delete_node(removal->batch, id, &checkpoint);
     }
+    if (put->key_bytes == KV_KEY_HISTORY_BYTES && put->key[17] == 'H')
+        return removal->dry_run ? KV_OK : kv_batch_delete_history(removal->batch, id);
     if (put->key_bytes != 26 || put->key[17] != 'P') return KV_OK; /* Not one of ours. */
     uint64_t uid = 0;
     for (uint32_t i = 0; i < 8; i++)
@@ -276,8 +278,8 @@ static void removals_durable(void *context, kv_status status)
     struct removal *removal = context;
     if (status == KV_OK)
         scan_post(removal);
-    else
-        removal_fail(removal, KV_IO);
+    else /* Nothing of this removal was written yet. */
+        removal_unrecorded(removal, status == KV_IO ? KV_INVALID : status);
 }
 
 static void post_barrier(struct removal *removal, struct kv_batch *barrier)
@@ -371,7 +373,9 @@ static void leave_now(struct removal *removal)
         session_next(removal);
         return;
     }
-    const kv_status status = kv_store_leave(store, session, before_drop, session_gone, removal);
+    const struct kv_record_deleted record = deleted_record(removal);
+    const kv_status status = kv_store_leave(store, session, removal->user == NULL ? &record : NULL,
+                                            before_drop, session_gone, removal);
     if (status != KV_OK) removal_fail(removal, status);
 }
 
@@ -451,7 +455,7 @@ static void user_gone(void *context, kv_status status)
     struct removal *removal = context;
     struct kv_user *user = removal->user;
     if (status != KV_OK) {
-        removal_fail(removal, KV_IO);
+        removal_unrecorded(removal, status);
         return;
     }
     removal->user = NULL;
@@ -467,7 +471,8 @@ static void user_end(struct removal *removal)
         removal_end(removal);
         return;
     }
-    if (batch == NULL || kv_batch_delete_user(batch, &removal->user->id) != KV_OK) {
+    if (batch == NULL || kv_batch_delete_user(batch, &removal->user->id) != KV_OK ||
+        kv_store_deleted_erase(removal->shard->store, batch, &removal->user->id) != KV_OK) {
         kv_batch_discard(batch);
         removal_fail(removal, KV_NOMEM);
         return;
@@ -526,7 +531,7 @@ void flow_delete_session(struct flow *flow)
     const struct kv_session_entry *known =
         kv_index_entry_find(flow->shard->store->index, &req->in.session);
     /* Again, after a lost answer. */
-    if (known == NULL && deleted_is(flow->shard, &req->in.session)) {
+    if (known == NULL && kv_store_deleted_find(flow->shard->store, &req->in.session) != NULL) {
         flow_finish(flow);
         return;
     }

@@ -361,6 +361,7 @@ static bool take_record(struct du *du, const struct kv_manifest_put *put, kv_sta
 {
     const uint8_t *id = put->key + 1;
     if (put->key_bytes < SESSION_KEY_BYTES + 1) return false;
+    if (put->key[SESSION_KEY_BYTES] == 'H') return false; /* What was, holds no page. */
     if (!du->at.begun || memcmp(du->at.id.bytes, id, sizeof(du->at.id.bytes)) != 0) {
         *status = session_end(du);
         const bool enough = du->at.begun && is_enough(du, id);
@@ -409,7 +410,8 @@ static void scanned(struct kv_msg *msg)
     if (status == KV_OK && !enough && du->scan.more && last.key != NULL) {
         memcpy(du->start, last.key, last.key_bytes);
         du->start[last.key_bytes] = 0; /* The next key after the last one. */
-        if (du->at.skipped) {          /* Or the next session. */
+        const bool same = du->at.begun && memcmp(du->at.id.bytes, last.key + 1, 16) == 0;
+        if (du->at.skipped && same) { /* Or the next session. */
             du->start[SESSION_KEY_BYTES] = UINT8_MAX;
             du->scan.start_bytes = SESSION_KEY_BYTES + 1;
         } else {

@@ -88,13 +88,6 @@ void flow_fail_job(struct flow *flow)
     }
 }
 
-void flow_fail_record(struct flow *flow)
-{
-    const struct kv_manifest_stats stats = kv_manifest_stats(flow->shard->store->manifest);
-    const bool is_full = stats.no_room && !stats.failed;
-    flow_fail(flow, is_full ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY, "manifest", NULL, NULL);
-}
-
 bool flow_stale_epoch(struct flow *flow)
 {
     struct request *req = flow->req;
@@ -114,9 +107,11 @@ bool flow_find_session(struct flow *flow)
         return false;
     }
     if (session == NULL) {
-        const bool deleted = deleted_is(flow->shard, &req->in.session);
+        const struct kv_deleted *deleted =
+            kv_store_deleted_find(flow->shard->store, &req->in.session);
         flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "session_id", NULL,
-                  deleted ? kv_reason_info(KV_REASON_DELETED)->name : req->in.session_name);
+                  deleted != NULL ? kv_reason_info(deleted->record.cause)->name
+                                  : req->in.session_name);
         return false;
     }
     if (session->deleting) {

@@ -13,7 +13,8 @@
 static void compact_done(void *context, kv_status status)
 {
     struct flow *flow = context;
-    if (status != KV_OK) flow_fail_record(flow);
+    if (status != KV_OK)
+        flow_fail(flow, shard_unrecorded(flow->shard, status), "manifest", NULL, NULL);
     flow_finish(flow);
 }
 

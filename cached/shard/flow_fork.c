@@ -17,7 +17,8 @@
 static void fork_recorded(void *context, kv_status status)
 {
     struct flow *flow = context;
-    if (status != KV_OK) flow_fail_record(flow);
+    if (status != KV_OK)
+        flow_fail(flow, shard_unrecorded(flow->shard, status), "manifest", NULL, NULL);
     flow_finish(flow);
 }
 
@@ -43,6 +44,7 @@ static void record_fork(struct flow *flow, struct kv_session *fork, struct kv_no
     if (status == KV_OK && node != NULL) status = kv_batch_node(batch, node);
     if (status == KV_OK) status = kv_batch_session(batch, fork);
     if (status == KV_OK) status = kv_batch_session(batch, flow->session);
+    if (status == KV_OK) status = kv_store_deleted_forget(store, batch, &fork->id);
     if (status != KV_OK) {
         kv_batch_discard(batch);
         flow_fail_status(flow, status);
@@ -136,7 +138,6 @@ static void fork_make(struct flow *flow, struct kv_node *node)
         flow_finish(flow);
         return;
     }
-    deleted_forget(flow->shard, &in->u.fork.session);
     struct kv_session *fork =
         kv_index_session_fork(store->index, flow->session, &in->u.fork.session,
                               in->u.fork.session_name, in->session_name);
@@ -182,7 +183,7 @@ static void fork_look(struct flow *flow)
     if (fork_again(flow)) return;
     struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.fork.id);
     if (node == NULL)
-        no_checkpoint(flow, kv_reason_info(session->last_loss)->name);
+        no_checkpoint(flow, kv_reason_info(why_gone(session, &flow->req->in.u.fork.id))->name);
     else if (node->foreign)
         no_checkpoint(flow, kv_reason_info(KV_REASON_MODEL_CHANGED)->name);
     else if (kv_index_expired(node, kv_store_now_ms(flow->shard->store)))

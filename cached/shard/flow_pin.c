@@ -18,7 +18,8 @@ static struct kv_node *node_of(struct flow *flow)
     const bool is_past =
         node != NULL && kv_index_expired(node, kv_store_now_ms(flow->shard->store));
     if (node != NULL && !node->foreign && !is_past) return node;
-    const char *cause = node == NULL    ? kv_reason_info(session->last_loss)->name
+    const enum kv_reason gone = why_gone(session, &flow->req->in.u.node.id);
+    const char *cause = node == NULL    ? kv_reason_info(gone)->name
                         : node->foreign ? "MODEL_CHANGED"
                                         : "EXPIRED";
     flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL, cause);

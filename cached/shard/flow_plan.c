@@ -130,8 +130,7 @@ static enum kv_reason plan_reason(const struct flow *flow, const struct offer *o
     if (flow->match.any_seen) return KV_REASON_DIVERGED;
     if (flow->match.expired_seen) return KV_REASON_EXPIRED;
     if (flow->match.foreign_seen) return KV_REASON_MODEL_CHANGED;
-    if (flow->session->last_loss != KV_REASON_NONE) return flow->session->last_loss;
-    return KV_REASON_NEVER_STORED;
+    return why_missed(flow->session);
 }
 
 /* Says whose bits the state has; what claims to be EXACT has ours. */
@@ -164,6 +163,7 @@ static void plan_outcome(struct flow *flow, const struct offer *offer)
     out->computed_tokens = flow->count - flow->plan.restore_tokens;
     out->diverged = offer->diverged < flow->count && flow->match.any_seen;
     out->diverged_at = out->diverged ? offer->diverged : 0;
+    why_resumed(flow, out->stored_tokens, offer->diverged < flow->count);
     plan_kernels(flow);
 }
 

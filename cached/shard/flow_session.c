@@ -30,7 +30,8 @@ static uint32_t head_position(const struct kv_session *session)
 static void record_done(void *context, kv_status status)
 {
     struct flow *flow = context;
-    if (status != KV_OK) flow_fail_record(flow);
+    if (status != KV_OK)
+        flow_fail(flow, shard_unrecorded(flow->shard, status), "manifest", NULL, NULL);
     flow_finish(flow);
 }
 
@@ -41,6 +42,8 @@ static void record_session(struct flow *flow)
     struct kv_batch *batch = kv_batch_create(flow->shard->store);
     kv_status status = batch == NULL ? KV_NOMEM : kv_batch_session(batch, flow->session);
     if (status == KV_OK) status = kv_batch_user(batch, flow->session->user, req->user_name);
+    if (status == KV_OK)
+        status = kv_store_deleted_forget(flow->shard->store, batch, &flow->session->id);
     if (status != KV_OK) {
         kv_batch_discard(batch);
         flow_fail_status(flow, status);
@@ -75,7 +78,6 @@ static struct kv_session *session_make(struct flow *flow, uint8_t kind, uint64_t
     if (user == NULL) user = kv_index_user_add(store->index, &req->user, NULL);
     if (user == NULL) return NULL;
     (void)snprintf(user->name, sizeof(user->name), "%s", req->user_name);
-    deleted_forget(flow->shard, &req->in.session);
     struct kv_session *session =
         kv_index_session_add(store->index, &req->in.session, user, req->in.session_name, parent);
     if (session == NULL) return NULL;
@@ -270,9 +272,17 @@ static void rollback_begun(struct flow *flow)
     struct kv_node *node = rollback_target(flow);
     if (node == NULL || node->foreign ||
         kv_index_expired(node, kv_store_now_ms(flow->shard->store))) {
+        const struct request_in *in = &flow->req->in;
+        const struct kv_removal *removal =
+            kv_history_at(session->tree->history, KV_MAX(in->u.rollback.position, 1u) - 1, false);
+        enum kv_reason cause = removal == NULL ? KV_REASON_NEVER_STORED : removal->cause;
+        if (node != NULL)
+            cause = node->foreign ? KV_REASON_MODEL_CHANGED : KV_REASON_EXPIRED;
+        else if (in->u.rollback.has_id)
+            cause = why_gone(session, &in->u.rollback.id);
         flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND,
-                  flow->req->in.u.rollback.has_id ? "checkpoint_id" : "position", NULL,
-                  kv_reason_info(session->last_loss)->name);
+                  in->u.rollback.has_id ? "checkpoint_id" : "position", NULL,
+                  kv_reason_info(cause)->name);
         flow_finish(flow);
         return;
     }
@@ -340,7 +350,7 @@ static void wait_look(struct flow *flow)
     }
     if (node == NULL) {
         flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint_id", NULL,
-                  kv_reason_info(session->last_loss)->name);
+                  kv_reason_info(why_gone(session, &flow->req->in.u.wait_durable.id))->name);
         flow_finish(flow);
         return;
     }
@@ -441,6 +451,8 @@ static void session_show(struct flow *flow)
                 kv_arena_strdup(arena, node->session->name, strlen(node->session->name));
     }
     if (!fill_heads(flow)) flow_fail_status(flow, KV_NOMEM);
+    if (!why_removals(flow, session)) flow_fail_status(flow, KV_NOMEM);
+    out->reason = why_head(flow->shard, session);
     const struct live *live = session->live;
     const struct kv_node *head = live != NULL ? live->node : session->head;
     out->has_head_checkpoint = head != NULL;

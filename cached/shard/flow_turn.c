@@ -194,7 +194,8 @@ static struct kv_node *prefill_parent(struct flow *flow)
     struct kv_node *node = kv_index_node_find(session, &flow->req->in.u.prefill.parent);
     if (node == NULL || node->foreign ||
         kv_index_expired(node, kv_store_now_ms(flow->shard->store))) {
-        const char *cause = node == NULL    ? kv_reason_info(session->last_loss)->name
+        const enum kv_reason gone = why_gone(session, &flow->req->in.u.prefill.parent);
+        const char *cause = node == NULL    ? kv_reason_info(gone)->name
                             : node->foreign ? "MODEL_CHANGED"
                                             : "EXPIRED";
         flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "parent_checkpoint_id", NULL, cause);

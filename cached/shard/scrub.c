@@ -257,6 +257,21 @@ static bool list_quarantined(struct flow *flow, struct request_scrub *out)
     return true;
 }
 
+/* A pass walks records, so it goes as far as they can be read. */
+static const char *failure_of(kv_status status)
+{
+    switch (status) {
+    case KV_OK:
+        return NULL;
+    case KV_CORRUPT:
+        return "records cannot be read: they are damaged";
+    case KV_IO:
+        return "records cannot be read: an error of the device or of its files";
+    default:
+        return "records could not be read this time";
+    }
+}
+
 bool scrub_fill_status(struct flow *flow, bool changed)
 {
     const struct scrub *scrub = &flow->shard->scrub;
@@ -272,6 +287,7 @@ bool scrub_fill_status(struct flow *flow, bool changed)
     if (scrub->started_ns > 0)
         out->elapsed_ms =
             ((out->running ? now_ns : scrub->ended_ns) - scrub->started_ns) / 1000000u;
+    if (!out->running) out->failure = failure_of(progress.status);
     out->pages_total = progress.pages_total;
     out->pages = progress.pages;
     out->bytes = progress.bytes;

@@ -43,6 +43,8 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_DISK_USAGE] = flow_disk_usage,
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,
+    [REQUEST_WHY] = flow_why,
+    [REQUEST_PURGE_MODEL] = flow_purge_model,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -154,6 +156,13 @@ const char *shard_health(struct shard *shard)
     return atomic_load(&shard->health);
 }
 
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status)
+{
+    if (status == KV_IO) return KV_REASON_RESULT_UNKNOWN;
+    const bool no_room = kv_manifest_stats(shard->store->manifest).no_room;
+    return status == KV_BUSY || no_room ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;
@@ -241,8 +250,26 @@ static void tick_lives(struct shard *shard)
     }
 }
 
+void shard_files_gone(struct shard *shard, bool is_page_file, const char *why)
+{
+    atomic_store(is_page_file ? &shard->pages_gone : &shard->records_gone, why);
+    if (!is_page_file) kv_manifest_refuse(shard->store->manifest);
+    shard_poke(shard);
+}
+
+/* Pages are of no use without records.  NULL: all is there. */
+static const char *refuse_saves(struct shard *shard)
+{
+    const char *pages = atomic_load(&shard->pages_gone);
+    const char *records = atomic_load(&shard->records_gone);
+    if (pages != NULL) kv_ssd_refuse(shard->store->ssd, pages);
+    if (records != NULL) kv_ssd_refuse(shard->store->ssd, records);
+    return records;
+}
+
 void shard_look_at_health(struct shard *shard)
 {
+    const char *records_gone = refuse_saves(shard);
     const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
@@ -254,6 +281,7 @@ void shard_look_at_health(struct shard *shard)
     if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
+    if (records_gone != NULL) health = records_gone;
     const char *lost = worker_model_lost(shard->options.worker);
     if (lost != NULL) health = lost;
     atomic_store(&shard->health, health);
@@ -289,6 +317,7 @@ void shard_run(void *context)
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);
         delete_tick(shard);
+        purge_tick(shard);
         slots_give(shard);
         slots_wake(shard);
         const bool evicts = evict_tick(shard);

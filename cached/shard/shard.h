@@ -52,6 +52,11 @@ kv_status shard_post(struct shard *shard, struct request *req) KV_MUST_CHECK;
 /* Any thread: tells the shard to look at cancelled flags soon. */
 void shard_poke(struct shard *shard);
 
+/* Any thread: a file that the next start needs is not in its place any more, so nothing more is
+ * acknowledged and health says so.  is_page_file: a segment's; else records or the directory are
+ * concerned.  `why` outlives the shard's run. */
+void shard_files_gone(struct shard *shard, bool is_page_file, const char *why);
+
 /* Any thread: refuse new requests (SHUTTING_DOWN), cancel running ones at the next chunk or step,
  * commit nothing new, return from shard_run when all are answered. */
 void shard_stop(struct shard *shard);

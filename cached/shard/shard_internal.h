@@ -267,8 +267,6 @@ bool flow_is_over(const struct flow *flow);
 void flow_close(struct flow *flow);
 /* Why the job did not end well: nobody waits any more, or a bug. */
 void flow_fail_job(struct flow *flow);
-/* Why records could not be written. */
-void flow_fail_record(struct flow *flow);
 /* True (and failed): the call names another epoch than the session's. */
 bool flow_stale_epoch(struct flow *flow);
 /* Result of a kv_status that has no better reason. */
@@ -303,6 +301,8 @@ void flow_release(struct flow *flow); /* Of flow_scrub(). */
 void flow_disk_usage(struct flow *flow);
 void flow_delete_session(struct flow *flow);
 void flow_erase_user(struct flow *flow);
+void flow_why(struct flow *flow);
+void flow_purge_model(struct flow *flow);
 
 /* False (and failed): the user has too many sessions of that kind. */
 bool session_has_room(struct flow *flow, uint8_t kind);
@@ -502,6 +502,10 @@ struct scrub {
 
 /* Once a loop turn.  Returns the nanoseconds until it wants the next one; UINT64_MAX: none. */
 uint64_t scrub_tick(struct shard *shard);
+/* Why a call fails whose records were not written (KV_BUSY: for want of room), or may have been
+ * (KV_IO). */
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status);
+
 /* The answer to any call of the scrub; false: no memory. */
 bool scrub_fill_status(struct flow *flow, bool changed);
 /* Seconds since a whole pass ended, or since the start where none did. */
@@ -513,10 +517,26 @@ struct removal;
 
 /* Removals whose session is at rest now go on. */
 void delete_tick(struct shard *shard);
-/* Sessions deleted since the start, the last KV_DELETED_MAX: they can say so. */
-void deleted_remember(struct shard *shard, const struct kv_session_id *id);
-bool deleted_is(const struct shard *shard, const struct kv_session_id *id);
-void deleted_forget(struct shard *shard, const struct kv_session_id *id);
+
+/* ---- purge ---- */
+
+struct purge;
+
+/* Those whose session is at rest now go on. */
+void purge_tick(struct shard *shard);
+
+/* ---- why ---- */
+
+/* What took a checkpoint that is not there; NEVER_STORED: nothing that is known. */
+enum kv_reason why_gone(const struct kv_session *session, const struct kv_checkpoint_id *id);
+/* Why nothing of the session's is used. */
+enum kv_reason why_missed(const struct kv_session *session);
+/* Why the head could not be resumed EXACT; NONE: it could. */
+enum kv_reason why_head(const struct shard *shard, struct kv_session *session);
+/* Fills out.removed where the prompt goes on behind `stored` and something was removed there. */
+void why_resumed(struct flow *flow, uint32_t stored, bool diverged);
+/* Fills out.removals; false: no memory. */
+bool why_removals(struct flow *flow, const struct kv_session *session);
 
 /* ---- the shard ---- */
 
@@ -590,8 +610,7 @@ struct shard {
     struct scrub scrub;
     struct flow *releases;    /* Calls that have quarantined places tried, the first one now. */
     struct removal *removals; /* Under way. */
-    struct kv_session_id deleted[KV_DELETED_MAX];
-    uint64_t deleted_next;
+    struct purge *purges;     /* Likewise. */
     struct answers answers;
     struct shard_counters counters;
     struct kv_histogram latencies[LATENCY_COUNT];
@@ -604,4 +623,5 @@ struct shard {
     atomic_bool poked;
     struct kv_msg poke;
     _Atomic(const char *) health;
+    _Atomic(const char *) pages_gone, records_gone; /* Set by whoever watches the files. */
 };

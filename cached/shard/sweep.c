@@ -64,7 +64,10 @@ void sweep_session(struct shard *shard, struct kv_session *session)
     if (is_shared) session->sweep_after_ms = kv_store_now_ms(shard->store) + SWEEP_RETRY_MS;
     if (session->node_count > 0 || !is_forgotten(shard, session)) return;
     struct kv_batch *batch = kv_batch_create(shard->store);
-    if (batch == NULL || kv_batch_delete_session(batch, &session->id) != KV_OK) {
+    kv_status status = batch == NULL ? KV_NOMEM : kv_batch_delete_session(batch, &session->id);
+    if (status == KV_OK && session->tree->session_count == 1)
+        status = kv_batch_delete_history(batch, &session->tree->id);
+    if (status != KV_OK) {
         kv_batch_discard(batch);
         return;
     }

@@ -77,6 +77,7 @@
 /* DiskUsage, one answer: records looked at (a session is never cut), and rows. */
 #define KV_USAGE_RECORDS_MAX 65536u
 #define KV_USAGE_ROWS_MAX 1000u
+#define KV_PURGE_MODELS_MAX 64u /* Told apart by one PurgeModel call. */
 
 #define KV_SUB_SESSIONS_MAX 64u /* Sub and ephemeral sessions, for each main one of a user. */
 
@@ -111,6 +112,7 @@
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
+#define KV_LOG_DRAIN_MS 2000u /* At the end, for whoever reads the log. */
 #define KV_IO_ALIGN 4096u
 
 _Static_assert(KV_PROMPT_TOKENS_MAX % KV_PAGE_TOKENS == 0, "a session is whole pages");

@@ -168,6 +168,11 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(
+        RESULT_UNKNOWN, UNAVAILABLE,
+        "The write of this call's records failed in the middle: it happened or it did not, which "
+        "the next start of the daemon finds out.",
+        "Call again after a restart, with the same ids: what happened is not done twice."),
     REASON(SSD_SLOW, UNAVAILABLE,
            "The device of the SSD tier does not answer; the save may still get there.",
            "Nothing to do for the answer; WaitDurable tells when it is stored.  Look at the "
@@ -229,7 +234,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SCRUB_INVALID, INVALID_ARGUMENT,
            "The action of a Scrub call is unknown, or its rate is not 1 MiB to 64 GiB a second; "
            "only a start takes a rate.",
-           "Use STATUS, START or STOP; name a rate with START only, or 0 for scrub.rate."),
+           "Use STATUS, START, STOP or RELEASE; name a rate with START only, or 0 for scrub.rate."),
     REASON(USER_INVALID, INVALID_ARGUMENT,
            "A user name is 1 to 64 bytes of letters, digits and any of . _ -.",
            "Name a user of the token file."),
@@ -243,6 +248,14 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "use stays.",
            "The sentence says what is wrong with it; put 32 bytes or 64 hex digits there, for its "
            "owner only."),
+    REASON(POSITION_INVALID, INVALID_ARGUMENT,
+           "A position is below 1,048,576, and is said only with has_position.",
+           "Name a token of the session, the first one is 0."),
+    REASON(MODEL_INVALID, INVALID_ARGUMENT,
+           "A model is named by 8 to 64 lower-case hex digits of its fingerprint, or by `other`.",
+           "`cachectl purge --model other --dry-run` lists the models that have checkpoints."),
+    REASON(MODEL_IN_USE, FAILED_PRECONDITION, "The model that is served is not purged.",
+           "Name another one, with more digits if they begin alike."),
     REASON(MODEL_LOST, UNAVAILABLE,
            "A file of the model was changed, cut or unreadable while the daemon used it: nothing "
            "can be computed.",

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+/* clang-format off */
 #define KV_REASONS(X)                                                                              \
     /* outcomes */                                                                                 \
     X(NONE) X(NEVER_STORED) X(TOO_SHORT) X(DIVERGED) X(EXPIRED) X(QUOTA) X(CAPACITY)               \
@@ -15,8 +16,8 @@
     X(OTHER_KERNELS) X(ONLY_APPROXIMATE)                                                           \
     /* failures: names and ids */                                                                  \
     X(SESSION_NOT_FOUND) X(SESSION_EXISTS) X(SESSION_ID_INVALID) X(SESSION_BUSY)                   \
-    X(SESSION_KIND_INVALID) X(REQUEST_ID_INVALID) X(REQUEST_ID_REUSED) X(TTL_INVALID)              \
-    X(STALE_EPOCH)                                                                                 \
+    X(SESSION_KIND_INVALID) X(REQUEST_ID_INVALID) X(TTL_INVALID) X(STALE_EPOCH)                    \
+    X(REQUEST_ID_REUSED)                                                                           \
     X(CHECKPOINT_NOT_FOUND) X(CHECKPOINT_OTHER_BRANCH) X(CHECKPOINT_ID_INVALID)                    \
     X(CHECKPOINT_KIND_INVALID) X(LEVEL_INVALID) X(PAGE_TOKEN_INVALID) X(PAGE_SIZE_INVALID)         \
     /* failures: tokens */                                                                         \
@@ -25,13 +26,16 @@
     X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED) X(CONTEXT_FULL)    \
     /* failures: room */                                                                           \
     X(HBM_FULL) X(SSD_FULL) X(SSD_READ_ONLY) X(SSD_SLOW) X(INDEX_FULL) X(QUEUE_FULL)               \
-    X(SESSIONS_FULL) X(PIN_LIMIT) X(PIN_INVALID) X(SUB_SESSIONS_FULL)                              \
+    X(SESSIONS_FULL) X(RESULT_UNKNOWN) X(PIN_LIMIT) X(PIN_INVALID) X(SUB_SESSIONS_FULL)            \
     /* failures: transport and identity */                                                         \
     X(MESSAGE_MALFORMED) X(MESSAGE_TOO_LARGE) X(TOKEN_MISSING) X(TOKEN_UNKNOWN) X(ROLE_DENIED)     \
     X(DEADLINE) X(CANCELLED) X(SHUTTING_DOWN) X(NOT_IMPLEMENTED) X(UNKNOWN_METHOD)                 \
     X(UNKNOWN_SERVICE) X(STARTING) X(SESSION_UNREADABLE)                                           \
     X(CLOCK_NOT_VIRTUAL) X(CLOCK_STEP_INVALID) X(MODEL_LOST) X(INTERNAL)                           \
-    X(SCRUB_INVALID) X(USER_INVALID) X(USER_NOT_FOUND) X(ENCRYPTION_OFF) X(MASTER_KEY_INVALID)
+    X(SCRUB_INVALID) X(USER_INVALID) X(USER_NOT_FOUND) X(ENCRYPTION_OFF) X(MASTER_KEY_INVALID)     \
+    /* failures: why and quotas */                                                                 \
+    X(POSITION_INVALID) X(MODEL_INVALID) X(MODEL_IN_USE)
+/* clang-format on */
 
 enum kv_reason {
 #define KV_REASON_ENUM(name) KV_REASON_##name,

@@ -154,6 +154,7 @@ static void tree_free(struct kv_index *index, struct kv_tree *tree)
         link = &(*link)->next;
     *link = tree->next;
     index->session_bytes -= sizeof(*tree);
+    kv_index_history_drop(index, tree);
     free(tree);
 }
 
@@ -489,6 +490,7 @@ void kv_index_sessions_free(struct kv_index *index)
         while (index->trees[i] != NULL) {
             struct kv_tree *tree = index->trees[i];
             index->trees[i] = tree->next;
+            free(tree->history);
             free(tree);
         }
     }

@@ -124,6 +124,22 @@ void kv_index_user_remove(struct kv_index *index, struct kv_user *user)
     free(user);
 }
 
+struct kv_history *kv_index_history(struct kv_index *index, struct kv_tree *tree)
+{
+    if (tree->history != NULL) return tree->history;
+    tree->history = calloc(1, sizeof(*tree->history));
+    if (tree->history != NULL) index->heap_bytes += sizeof(*tree->history);
+    return tree->history;
+}
+
+void kv_index_history_drop(struct kv_index *index, struct kv_tree *tree)
+{
+    if (tree->history == NULL) return;
+    index->heap_bytes -= sizeof(*tree->history);
+    free(tree->history);
+    tree->history = NULL;
+}
+
 static struct kv_node *node_take(struct kv_index *index)
 {
     struct kv_node *node = index->node_free;

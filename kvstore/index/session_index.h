@@ -18,6 +18,7 @@
 #include "kvstore/format/ids.h"
 #include "kvstore/format/image.h"
 #include "kvstore/format/reason.h"
+#include "kvstore/format/removal.h"
 #include "kvstore/tier/tier_pool.h"
 
 #include <stdbool.h>
@@ -98,6 +99,7 @@ struct kv_tree {
     struct kv_node *roots; /* Children of position 0. */
     bool unreadable;   /* Loaded, and its records cannot be read: nothing of it is used or saved. */
     uint64_t removals; /* Nodes that went since it is in memory: who keeps one looks at this. */
+    struct kv_history *history; /* What was removed from it; heap, NULL: nothing. */
     /* For the shard. */
     uint32_t commits;     /* In flight, of all its sessions. */
     uint64_t touched_seq; /* For unloading the least recently used. */
@@ -122,7 +124,6 @@ struct kv_tree {
     uint64_t created_ms, used_ms, ttl_ms, epoch;                                                   \
     uint32_t head_tokens, recorded_nodes, pages;                                                   \
     uint8_t kind;                                                                                  \
-    uint8_t last_loss; /* enum kv_reason: why the last thing was removed; NONE. */                 \
     bool fell_back;                                                                                \
     bool is_open; /* It is the beginning of a struct kv_session. */
 
@@ -219,6 +220,9 @@ bool kv_index_session_detail(struct kv_index *index, struct kv_session *session,
                              const char *parent_name);
 /* It made no node that is in memory. */
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session);
+/* The history of a tree, to be added to; made if there is none.  NULL: no memory. */
+struct kv_history *kv_index_history(struct kv_index *index, struct kv_tree *tree);
+void kv_index_history_drop(struct kv_index *index, struct kv_tree *tree);
 /* Leaves the entry only, if nothing needs more; at most `count` of those that are open are looked
  * at, in turn.  Pointers to them are not valid after it. */
 void kv_index_close_idle(struct kv_index *index, uint32_t count, uint64_t now_ms);

@@ -21,6 +21,7 @@
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/old_branch.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
@@ -90,6 +91,12 @@ struct kv_store_counters {
     uint64_t key_rotations;
 };
 
+/* A session that is gone as a whole. */
+struct kv_deleted {
+    struct kv_session_id id;
+    struct kv_record_deleted record;
+};
+
 struct kv_batches {
     struct kv_batch *first, *last;
 };
@@ -139,6 +146,9 @@ struct kv_store {
     uint32_t old_branch_count, old_branch_capacity;
     struct kv_pin pins[KV_PINS_MAX]; /* In no order; store_pins.c. */
     uint32_t pin_count;
+    /* The last sessions that went, oldest first; heap, KV_DELETED_MAX; store_history.c. */
+    struct kv_deleted *deleted;
+    uint32_t deleted_count;
     bool told_refused; /* That memory is not registered for I/O. */
 };
 
@@ -189,13 +199,19 @@ kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
 /* With its data keys: without them nothing that is left of its pages can be read. */
 kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *user) KV_MUST_CHECK;
+/* A session's history; the last one of a session in a batch counts. */
+kv_status kv_batch_history(struct kv_batch *batch, const struct kv_session_id *session,
+                           const struct kv_history *history) KV_MUST_CHECK;
+kv_status kv_batch_delete_history(struct kv_batch *batch,
+                                  const struct kv_session_id *session) KV_MUST_CHECK;
 /* An SSD page to free once the batch is durable. */
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page) KV_MUST_CHECK;
 kv_status kv_batch_quarantine(struct kv_batch *batch,
                               const struct kv_record_quarantine *record) KV_MUST_CHECK;
 /* It tells when what was posted before it is durable, and is written wherever that is. */
 void kv_batch_barrier(struct kv_batch *batch);
-/* KV_BUSY: the file system has no room for it, and nothing was written. */
+/* `done` gets KV_BUSY: the file system has no room for it, KV_INVALID: a write failed before, and
+ * nothing was written; KV_IO: whether it was, the next start finds out. */
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
 
 /* ---- store_load.c: trees on demand ---- */
@@ -269,15 +285,47 @@ void kv_store_read_give_up(struct kv_read *read);
 kv_status kv_store_read_check(const struct kv_read *read, uint32_t i, const struct kv_digest *chain,
                               const uint32_t *ids, uint32_t id_count) KV_MUST_CHECK;
 
+/* Why something goes, and the limit that took it. */
+struct kv_loss {
+    enum kv_reason cause;
+    enum kv_limit limit_of; /* NONE: kv_store_loss() fills in what is known of the cause. */
+    bool keeps_rows;        /* Only the checkpoint goes; its rows are part of the next one. */
+    uint64_t limit, value;
+};
+
 /* Removes every node of the session that lists the page, with all below it. */
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why);
 /* Removes a node and all below it: records deleted, windows dropped, pages freed when nobody else
  * lists them. */
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why);
+/* The same, for a limit that is named. */
+void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
+                            const struct kv_loss *loss);
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
+/* ---- store_history.c: what was removed, and why ---- */
+
+/* Adds to the session's history, in memory; it is recorded with its next removal. */
+void kv_store_note_node(struct kv_store *store, const struct kv_node *node,
+                        const struct kv_loss *loss);
+/* What is known of a cause now. */
+struct kv_loss kv_store_loss(const struct kv_store *store, const struct kv_node *node,
+                             enum kv_reason cause);
+/* A session that went or is about to; NULL: not known.  Valid until the next note or erase. */
+const struct kv_deleted *kv_store_deleted_find(const struct kv_store *store,
+                                               const struct kv_session_id *id);
+/* With the batch that deletes the session; of more than KV_DELETED_MAX the oldest is forgotten. */
+kv_status kv_store_deleted_note(struct kv_store *store, struct kv_batch *batch,
+                                const struct kv_session_id *id,
+                                const struct kv_record_deleted *record) KV_MUST_CHECK;
+/* It is there again. */
+kv_status kv_store_deleted_forget(struct kv_store *store, struct kv_batch *batch,
+                                  const struct kv_session_id *id) KV_MUST_CHECK;
+/* All of one user. */
+kv_status kv_store_deleted_erase(struct kv_store *store, struct kv_batch *batch,
+                                 const struct kv_user_id *user) KV_MUST_CHECK;
 /* Before the first session with a head in another's tree is recorded: marks the directory, durable
  * when it returns KV_OK. */
 kv_status kv_store_forks(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
@@ -290,12 +338,13 @@ struct kv_store_leaving {
 /* The tree is loaded, like for the next one. */
 struct kv_store_leaving kv_store_leaving(struct kv_session *session);
 typedef void kv_before_drop_fn(struct kv_node *node);
-/* Removes what only it needs (`before` is told each node), gives the rest to others, and its record
+/* deleted NULL: nothing says afterwards that it was there.
+ * Removes what only it needs (`before` is told each node), gives the rest to others, and its record
  * with all that in one batch; `done` runs when that is durable.  The session itself is removed by
  * the caller then; no commit is in flight in the tree.  KV_NOMEM: to be called again. */
 kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
-                         kv_before_drop_fn *before, kv_batch_done_fn *done,
-                         void *context) KV_MUST_CHECK;
+                         const struct kv_record_deleted *deleted, kv_before_drop_fn *before,
+                         kv_batch_done_fn *done, void *context) KV_MUST_CHECK;
 
 /* The head of `session` goes from `old` (NULL: position 0) to `target`: what only it needs of the
  * way from there on goes, leaf first.  With kv_store_take_removals() it becomes durable together
@@ -356,8 +405,9 @@ struct kv_release_result {
 typedef void kv_release_done_fn(void *context, const struct kv_release_result *result,
                                 kv_status status);
 /* Tries every quarantined place whose file is there, one after the other.  `done` may run inside of
- * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; KV_IO: the
- * manifest is.  `cancelled` is asked between two places: true ends it there. */
+ * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; or that of
+ * the batch that should have released the last ones.  `cancelled` is asked between two places: true
+ * ends it there. */
 kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),
                                  kv_release_done_fn *done, void *context) KV_MUST_CHECK;
 

@@ -41,7 +41,8 @@ struct kv_batch {
     uint32_t taken_count, taken_capacity;
     struct batch_segment *segments;
     uint32_t segment_count, segment_capacity;
-    bool removes; /* Holds a deletion. */
+    uint32_t history_put; /* In puts: the last history; 0: none. */
+    bool removes;         /* Holds a deletion. */
     bool is_barrier, sealed;
     kv_batch_done_fn *done;
     void *context;
@@ -356,6 +357,35 @@ kv_status kv_batch_quarantine(struct kv_batch *batch, const struct kv_record_qua
     uint8_t key[KV_KEY_QUARANTINE_BYTES], value[KV_RECORD_QUARANTINE_MAX];
     const uint32_t key_bytes = kv_key_quarantine(record->ssd_page, key);
     return batch_put(batch, key, key_bytes, value, kv_record_quarantine_encode(record, value));
+}
+
+/* A tree goes leaf by leaf, in one batch: the value before is replaced, not followed. */
+kv_status kv_batch_history(struct kv_batch *batch, const struct kv_session_id *session,
+                           const struct kv_history *history)
+{
+    uint8_t key[KV_KEY_HISTORY_BYTES], value[KV_RECORD_HISTORY_MAX];
+    const uint32_t key_bytes = kv_key_history(session, key);
+    const uint32_t value_bytes = kv_record_history_encode(history, value);
+    struct kv_manifest_put *last = &batch->puts[batch->history_put];
+    const bool again = batch->history_put != 0 && last->key_bytes == key_bytes &&
+                       memcmp(last->key, key, key_bytes) == 0;
+    const kv_status status = batch_put(batch, key, key_bytes, value, value_bytes);
+    if (status != KV_OK) return status;
+    if (!again) {
+        batch->history_put = batch->put_count - 1;
+        return KV_OK;
+    }
+    last = &batch->puts[batch->history_put]; /* The array may have moved. */
+    free((void *)(uintptr_t)last->key);
+    *last = batch->puts[--batch->put_count];
+    return KV_OK;
+}
+
+kv_status kv_batch_delete_history(struct kv_batch *batch, const struct kv_session_id *session)
+{
+    uint8_t key[KV_KEY_HISTORY_BYTES];
+    const uint32_t key_bytes = kv_key_history(session, key);
+    return batch_put(batch, key, key_bytes, NULL, 0);
 }
 
 kv_status kv_batch_free_ssd(struct kv_batch *batch, uint32_t ssd_page)

@@ -96,7 +96,8 @@ static struct kv_node *first_leaf(struct kv_node *node)
 }
 
 kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
-                         kv_before_drop_fn *before, kv_batch_done_fn *done, void *context)
+                         const struct kv_record_deleted *deleted, kv_before_drop_fn *before,
+                         kv_batch_done_fn *done, void *context)
 {
     const struct kv_tree *tree = session->tree;
     struct kv_batch *batch = kv_store_dead_batch(store); /* Dropped nodes go there, too. */
@@ -111,7 +112,7 @@ kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
         next = node->sibling != NULL ? first_leaf(node->sibling) : node->parent;
         if (!node->kept) {
             before(node);
-            kv_store_drop_leaf(store, node, KV_REASON_DELETED);
+            kv_store_drop_leaf(store, node, &(struct kv_loss){.cause = KV_REASON_DELETED});
         } else if (node->session == session && status == KV_OK) {
             status = give_node(store, batch, node);
         }
@@ -121,6 +122,8 @@ kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
     kv_index_pages_give(store->index, session, other); /* Held by live tables and reads. */
     if (status == KV_OK) status = records_of_heirs(batch, session);
     if (status == KV_OK) status = kv_batch_delete_session(batch, &session->id);
+    if (status == KV_OK && deleted != NULL)
+        status = kv_store_deleted_note(store, batch, &session->id, deleted);
     if (status != KV_OK) return status; /* What is gone is, the rest is true and repeatable. */
     store->dead = NULL;
     kv_batch_post(batch, done, context);
@@ -130,12 +133,16 @@ kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
 void kv_store_roll_back(struct kv_store *store, struct kv_session *session, struct kv_node *old,
                         const struct kv_node *target, kv_before_drop_fn *before)
 {
+    const struct kv_loss loss = {.cause = KV_REASON_ROLLED_BACK};
+    bool dropped = false;
     while (old != NULL && !kv_index_is_ancestor(old, target)) {
         struct kv_node *parent = old->parent;
-        if (old->child != NULL || old->session != session) return;
-        if (kv_index_stands(old, session) != NULL) return;
+        if (old->child != NULL || old->session != session) break;
+        if (kv_index_stands(old, session) != NULL) break;
         before(old);
-        kv_store_drop_leaf(store, old, KV_REASON_ROLLED_BACK);
+        kv_store_drop_leaf(store, old, &loss);
+        dropped = true;
         old = parent;
     }
+    if (dropped) kv_store_record_history(store, session->tree);
 }

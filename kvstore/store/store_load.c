@@ -38,6 +38,7 @@ struct load {
     struct kv_record_page *pages;
     uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
     uint32_t node_count, page_count;
+    uint32_t incomplete;   /* Nodes that did not fit the rest. */
     bool waited;           /* For what was on its way when it was scanned first. */
     struct kv_node **made; /* Linked already, by id. */
     uint32_t made_mask;
@@ -61,6 +62,7 @@ static void load_finish(struct load *load, kv_status status)
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
     session->tree->load = status == KV_OK ? KV_LOAD_DONE : KV_LOAD_NONE;
+    if (status != KV_OK) kv_index_history_drop(store->index, session->tree);
     session->tree->touched_seq = ++store->touch_seq;
     store->operations--;
     store->counters.loads++;
@@ -102,6 +104,16 @@ static void load_forget_page(struct load *load, const struct kv_record_page *rec
     load_forget(load, &put);
 }
 
+/* One explanation less: nothing else depends on it. */
+static void load_forget_history(struct load *load, const struct kv_manifest_put *put)
+{
+    const struct kv_manifest_put gone = {.key = put->key, .key_bytes = put->key_bytes};
+    struct kv_batch *dead = kv_store_dead_batch(load->store);
+    kv_log(load->store->options.log, KV_LOG_ERROR, "record_damaged", "kind=history");
+    if (dead == NULL || kv_batch_put(dead, &gone) != KV_OK)
+        kv_log(load->store->options.log, KV_LOG_ERROR, "record_leaked", "kind=history");
+}
+
 /* What needed it was to be dropped when its place was quarantined, and was in use then. */
 static void load_forget_bad(struct load *load, const struct kv_record_page *record)
 {
@@ -133,6 +145,12 @@ static kv_status load_decode(struct load *load)
     struct kv_manifest_put put;
     while (kv_manifest_scan_next(&load->scan, &offset, &put)) {
         if (put.key_bytes < 18) continue;
+        if (put.key[17] == 'H') {
+            const kv_status status = kv_store_take_history(load->store, load->session->tree, &put);
+            if (status == KV_NOMEM) return status;
+            if (status == KV_CORRUPT) load_forget_history(load, &put);
+            continue;
+        }
         const bool is_node = put.key[17] == 'N';
         const kv_status status =
             is_node
@@ -288,6 +306,16 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
     return true;
 }
 
+/* Where its edge begins is known from its pages, if not from its parent. */
+static void note_incomplete(struct kv_store *store, struct kv_tree *tree,
+                            const struct kv_record_node *record)
+{
+    const struct kv_loss loss = {.cause = KV_REASON_CORRUPT};
+    const uint32_t last = kv_pages_for(record->tokens);
+    const uint32_t first = last - KV_MIN(last, record->page_count);
+    kv_store_note_removed(store, tree, &record->id, first * KV_PAGE_TOKENS, record->tokens, &loss);
+}
+
 /* The number of checkpoints in the session's record, where that was another one. */
 static void load_counted(struct load *load, struct kv_session *session)
 {
@@ -314,7 +342,8 @@ static void load_link(struct load *load)
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
         store->counters.nodes_dropped++;
-        session->last_loss = KV_REASON_CORRUPT;
+        note_incomplete(store, session->tree, &load->nodes[i]);
+        load->incomplete++;
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->tree->id, &load->nodes[i].id);
         kv_log(store->options.log, KV_LOG_WARN, "checkpoint_dropped",
@@ -327,6 +356,8 @@ static void load_link(struct load *load)
     }
     while ((at = kv_index_head_next(session->tree, at)) != NULL)
         load_counted(load, at);
+    if (session->tree->history != NULL && load->incomplete > 0)
+        kv_store_record_history(store, session->tree);
 }
 
 static void removals_done(void *context, kv_status status);
@@ -361,7 +392,6 @@ static kv_status load_unreadable(struct load *load)
          at = kv_index_head_next(tree, at)) {
         checkpoints += at->recorded_nodes;
         at->head = NULL;
-        at->last_loss = KV_REASON_CORRUPT;
     }
     kv_log(
         store->options.log, KV_LOG_ERROR, "tree_unreadable",
@@ -371,6 +401,10 @@ static kv_status load_unreadable(struct load *load)
     store->counters.unreadable_trees++;
     store->checkpoints -= checkpoints;
     tree->unreadable = true;
+    /* Not recorded: its records stay as they are. */
+    kv_store_note_removed(store, tree, &load->session->head_id, 0,
+                          KV_MAX(load->session->head_tokens, 1u),
+                          &(struct kv_loss){.cause = KV_REASON_CORRUPT});
     return KV_OK;
 }
 
@@ -522,6 +556,7 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
         at->recorded_nodes = at->before.recorded_nodes;
         kv_index_session_pages(store->index, &at->entry, at->before.pages);
     }
+    kv_index_history_drop(store->index, tree);
     tree->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }

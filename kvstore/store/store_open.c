@@ -191,6 +191,8 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     kv_store_time_judge(store);
     status = kv_keys_settle(store, err);
     if (status == KV_OK) status = kv_store_recover_quarantine(store, err);
+    kv_store_history_feature(store);
+    if (status == KV_OK) status = kv_store_recover_deleted(store, err);
     if (status == KV_OK) status = kv_store_recover_old_branches(store, err);
     if (status == KV_OK) status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
@@ -243,14 +245,15 @@ static kv_status add_master(struct kv_store_options *options, struct kv_error *e
 
 kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err)
 {
-    struct kv_superblock found, want = {
-                                    .id = options->superblock.id,
-                                    .page_bytes = options->layout->page_bytes,
-                                    .window_tokens = options->layout->window_tokens,
-                                    .segment_bytes = options->segment_bytes,
-                                    .features = KV_FEATURE_SEGMENTS, /* Of a new one. */
-                                    .created_ms = kv_clock_wall_ms(options->clock),
-                                };
+    struct kv_superblock found;
+    struct kv_superblock want = {
+        .id = options->superblock.id,
+        .page_bytes = options->layout->page_bytes,
+        .window_tokens = options->layout->window_tokens,
+        .segment_bytes = options->segment_bytes,
+        .features = KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY, /* Of a new one. */
+        .created_ms = kv_clock_wall_ms(options->clock),
+    };
     /* Settings that cannot work are refused before they are written into a new directory. */
     const struct kv_ssd_options ssd = ssd_options(options, options->dir);
     kv_status status = kv_ssd_check(&ssd, err);
@@ -438,6 +441,7 @@ void kv_store_close(struct kv_store *store)
     kv_keys_close(store);
     free(store->quarantined);
     free(store->old_branches);
+    free(store->deleted);
     free(store);
 }
 

@@ -75,6 +75,20 @@ static void read_settle(struct kv_read_op *op)
     read->done(read);
 }
 
+static void tell_unread(struct kv_store *store, const struct kv_page *page, int cause)
+{
+    if (cause != 0) {
+        store->counters.unread_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
+               page->ssd_page, cause);
+    } else {
+        store->counters.missing_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
+               "where=read ssd_page=%u cause=\"its file ends before it\" action=dropped",
+               page->ssd_page);
+    }
+}
+
 static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
 {
     struct kv_read_op *op = KV_CONTAINER_OF(ssd_op, struct kv_read_op, op);
@@ -100,15 +114,10 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
         op_start(op); /* It moved while we read its old place. */
         return;
     } else if (status != KV_OK) {
-        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
-               object->ssd_page, ssd_op->disk_op.sys_errno);
         kv_hbm_unpin(store->hbm, *slot);
         *slot = KV_HBM_SLOT_NONE;
         read->fresh[op->at] = ssd_op->disk_op.sys_errno != 0; /* 0: the file is short. */
-        if (read->fresh[op->at])
-            store->counters.unread_pages++;
-        else
-            store->counters.missing_pages++;
+        tell_unread(store, object, ssd_op->disk_op.sys_errno);
     }
     kv_index_page_unref(store->index, page);
     read_settle(op);
@@ -306,41 +315,31 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Who loses something by it: its maker, and whose head it is. */
-static void note_loss(struct kv_node *leaf, enum kv_reason why)
-{
-    const struct kv_tree *tree = leaf->session->tree;
-    leaf->session->last_loss = (uint8_t)why;
-    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
-         at = kv_index_head_next(tree, at))
-        if (at->head == leaf) at->last_loss = (uint8_t)why;
-}
-
-void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, enum kv_reason why)
+void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, const struct kv_loss *loss)
 {
     struct kv_batch *dead = kv_store_dead_batch(store);
     if (dead == NULL || kv_batch_delete_node(dead, &leaf->session->tree->id, &leaf->id) != KV_OK)
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
-    kv_pool_drop(store->pool, &leaf->image, why);
+    kv_store_note_node(store, leaf, loss);
+    kv_pool_drop(store->pool, &leaf->image, loss->cause);
     store->counters.nodes_dropped++;
-    store->counters.removed_nodes[why]++;
+    store->counters.removed_nodes[loss->cause]++;
     if (leaf->durable) store->checkpoints--;
-    note_loss(leaf, why);
-    store->removing = why;
+    store->removing = loss->cause;
     kv_index_node_remove(store->index, leaf);
     store->removing = KV_REASON_NONE;
 }
 
 /* Without the records of sessions.  From the leaves up; the way down is gone once, not again from
  * the top for each leaf: a tree may be as deep as its session has checkpoints. */
-static void drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
+static void drop_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
 {
     struct kv_node *leaf = node;
     for (;;) {
         while (leaf->child != NULL)
             leaf = leaf->child;
         struct kv_node *const above = leaf == node ? NULL : leaf->parent;
-        kv_store_drop_leaf(store, leaf, why);
+        kv_store_drop_leaf(store, leaf, loss);
         if (above == NULL) break;
         leaf = above;
     }
@@ -353,25 +352,37 @@ static void counts_before(const struct kv_tree *tree)
         at->before.recorded_nodes = at->recorded_nodes;
 }
 
-/* Sessions that made some of what went say so in their records. */
+/* Sessions that made some of what went say so in their records, and the tree why it went. */
 static void counts_after(struct kv_store *store, const struct kv_tree *tree)
 {
+    bool changed = false;
     for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
-         at = kv_index_head_next(tree, at))
-        if (at->before.recorded_nodes != at->recorded_nodes) kv_store_record_count(store, at);
+         at = kv_index_head_next(tree, at)) {
+        if (at->before.recorded_nodes == at->recorded_nodes) continue;
+        kv_store_record_count(store, at);
+        changed = true;
+    }
+    if (changed) kv_store_record_history(store, tree);
+}
+
+void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
+                            const struct kv_loss *loss)
+{
+    const struct kv_tree *tree = node->session->tree;
+    counts_before(tree);
+    drop_node(store, node, loss);
+    counts_after(store, tree);
 }
 
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
 {
-    const struct kv_tree *tree = node->session->tree;
-    counts_before(tree);
-    drop_node(store, node, why);
-    counts_after(store, tree);
+    kv_store_drop_node_for(store, node, &(struct kv_loss){.cause = why});
 }
 
 void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint32_t page,
                         enum kv_reason why)
 {
+    const struct kv_loss loss = {.cause = why};
     struct kv_node *node = kv_index_node_next(session, NULL);
     counts_before(session->tree);
     while (node != NULL) {
@@ -379,7 +390,7 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
         for (uint32_t i = 0; i < node->page_count; i++)
             lists |= node->pages[i] == page;
         if (lists) {
-            drop_node(store, node, why);
+            drop_node(store, node, &loss);
             node = kv_index_node_next(session, NULL); /* The tree changed: from the start. */
         } else {
             node = kv_index_node_next(session, node);
@@ -397,13 +408,13 @@ static struct kv_node *first_leaf(struct kv_node *node)
 
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
 {
+    const struct kv_loss loss = {.cause = KV_REASON_EXPIRED};
     const uint64_t now_ms = kv_store_now_ms(store);
     struct kv_node *node = first_leaf(session->tree->roots);
     counts_before(session->tree);
     while (node != NULL) { /* Children before their parent, which is a leaf when they went. */
         struct kv_node *next = node->sibling != NULL ? first_leaf(node->sibling) : node->parent;
-        if (node->child == NULL && kv_index_expired(node, now_ms))
-            drop_node(store, node, KV_REASON_EXPIRED);
+        if (node->child == NULL && kv_index_expired(node, now_ms)) drop_node(store, node, &loss);
         node = next;
     }
     counts_after(store, session->tree);

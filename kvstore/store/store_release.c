@@ -63,7 +63,7 @@ static void recorded(void *context, kv_status status)
     struct kv_release *release = context;
     struct kv_store *store = release->store;
     if (status != KV_OK) { /* They stay until a restart shows what became of their records. */
-        release_end(release, KV_IO);
+        release_end(release, status);
         return;
     }
     for (uint32_t i = 0; i < release->good_count; i++) {

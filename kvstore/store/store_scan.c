@@ -25,6 +25,9 @@ struct scan {
     struct kv_error *err;
     uint64_t *uids; /* Of pages that cannot be had, sorted before nodes are looked at. */
     uint32_t uid_count, uid_capacity;
+    struct kv_history history; /* Of history_of; its record comes before those of nodes. */
+    struct kv_session_id history_of;
+    bool has_history, history_changed;
     uint32_t *found;  /* Checkpoints of each session, by its number in the index. */
     uint64_t used_ms; /* Latest of all. */
     uint64_t seen;
@@ -111,12 +114,67 @@ static const struct kv_session_entry *maker_of(const struct scan *scan,
     return kv_index_tree_entry(index, &tree);
 }
 
+/* What the history of the last session became. */
+static kv_status history_end(struct scan *scan)
+{
+    kv_status status = KV_OK;
+    if (scan->history_changed)
+        status = kv_batch_history(scan->batch, &scan->history_of, &scan->history);
+    scan->history_changed = scan->has_history = false;
+    return status == KV_OK ? KV_OK : KV_FAIL(scan->err, status, "record what was dropped");
+}
+
+/* Makes the history the one of this record's session, empty if it has none. */
+static kv_status history_begin(struct scan *scan, const struct kv_manifest_put *put)
+{
+    if (scan->has_history && kv_id_equal(scan->history_of.bytes, put->key + 1)) return KV_OK;
+    const kv_status status = history_end(scan);
+    scan->history = (struct kv_history){0};
+    memcpy(scan->history_of.bytes, put->key + 1, sizeof(scan->history_of.bytes));
+    scan->has_history = true;
+    return status;
+}
+
+static kv_status visit_history(struct scan *scan, const struct kv_manifest_put *put)
+{
+    struct kv_history history;
+    const kv_status status = history_begin(scan, put);
+    if (status != KV_OK) return status;
+    if (kv_record_history_decode(put->value, put->value_bytes, &history) != KV_OK)
+        return drop(scan, put);
+    scan->history = history;
+    return KV_OK;
+}
+
+/* A checkpoint whose page is gone. */
+static kv_status note_lost(struct scan *scan, const struct kv_manifest_put *put,
+                           const struct kv_record_node *node)
+{
+    const uint32_t last = kv_pages_for(node->tokens);
+    const struct kv_removal removal = {
+        .cause = KV_REASON_CORRUPT,
+        .part = KV_REMOVED_ROWS,
+        .from = (last - KV_MIN(last, node->page_count)) * KV_PAGE_TOKENS,
+        .to = node->tokens,
+        .checkpoints = 1,
+        .removed_ms = kv_store_now_ms(scan->store),
+    };
+    if ((scan->store->options.superblock.features & KV_FEATURE_HISTORY) == 0) return KV_OK;
+    const kv_status status = history_begin(scan, put);
+    if (status != KV_OK || removal.from >= removal.to) return status;
+    kv_history_add(&scan->history, &removal, &node->id);
+    scan->history_changed = true;
+    return KV_OK;
+}
+
 static kv_status visit_node(void *context, const struct kv_manifest_put *put)
 {
     struct scan *scan = context;
     struct kv_store_recovery *recovery = &scan->store->recovery;
     struct kv_record_node node;
     tell(scan, put);
+    if (put->key_bytes == KV_KEY_HISTORY_BYTES && put->key[17] == 'H')
+        return visit_history(scan, put);
     if (put->key_bytes < 18 || put->key[17] != 'N') return KV_OK;
     if (kv_record_node_decode(put->value, put->value_bytes, &node) != KV_OK) {
         recovery->dropped_damaged++;
@@ -124,7 +182,8 @@ static kv_status visit_node(void *context, const struct kv_manifest_put *put)
     }
     if (lists_lost(scan, &node)) {
         recovery->dropped_lost++;
-        return drop(scan, put);
+        const kv_status status = note_lost(scan, put, &node);
+        return status == KV_OK ? drop(scan, put) : status;
     }
     scan->used_ms = KV_MAX(scan->used_ms, node.used_ms);
     const struct kv_session_entry *maker = maker_of(scan, put, &node);
@@ -202,6 +261,7 @@ kv_status kv_store_scan_trees(struct kv_store *store, struct kv_batch *batch, st
         status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1, visits[scan.pass],
                                       &scan, err);
     }
+    if (status == KV_OK) status = history_end(&scan);
     if (status == KV_OK) status = count_sessions(&scan);
     if (status == KV_OK) status = record_segments(&scan);
     free(scan.uids);

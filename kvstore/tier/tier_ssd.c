@@ -429,6 +429,12 @@ void kv_ssd_refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
                    (unsigned)number, op->sys_errno);
 }
 
+void kv_ssd_refuse(struct kv_ssd *ssd, const char *why)
+{
+    if (kv_ssd_is_read_only(ssd)) return;
+    (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason), "%s", why);
+}
+
 static void page_done(struct kv_disk_op *disk_op)
 {
     struct kv_ssd_op *op = KV_CONTAINER_OF(disk_op, struct kv_ssd_op, disk_op);

@@ -66,18 +66,6 @@ static dev_t device_of(const char *path)
     return stat(path, &stat_of) == 0 ? stat_of.st_dev : 0;
 }
 
-/* The master key of rounds that are encrypted. */
-static void make_key(const struct driver *driver)
-{
-    char path[PATH_BYTES + 16];
-    (void)snprintf(path, sizeof(path), "%s/master.key", driver->scratch);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    EXPECT(fd >= 0);
-    for (int i = 0; i < 32; i++)
-        EXPECT(write(fd, &(char){(char)i}, 1) == 1);
-    EXPECT(close(fd) == 0);
-}
-
 static void make_places(struct driver *driver)
 {
     static const char *const log_places[] = {"/dev/shm", "/tmp", "/var/tmp"};
@@ -91,7 +79,7 @@ static void make_places(struct driver *driver)
     }
     if (driver->log_dir[0] == '\0')
         give_up(driver, "no other file system for the log: neither /dev/shm nor /tmp");
-    make_key(driver);
+    cr_make_key(driver->scratch);
     (void)snprintf(driver->log_path, sizeof(driver->log_path), "%s/log", driver->log_dir);
     driver->run.log_path = driver->log_path;
     ex_build_path(driver->options->plant == NULL ? "cached/cached" : "cached/cached-test",
@@ -124,7 +112,7 @@ static void fill_flags(struct driver *driver, uint32_t round)
     ex_flag(flags, "--io.backend=%s", io);
     if (driver->options->encrypt || round % 4 == 2) {
         ex_flag(flags, "--ssd.encryption=on");
-        ex_flag(flags, "--ssd.master_key_file=%s/master.key", driver->scratch);
+        ex_flag(flags, "--ssd.master_key_file=%s/" CR_KEY_NAME, driver->scratch);
     }
     if (driver->options->plant != NULL) {
         ex_flag(flags, "--plant");

@@ -119,7 +119,10 @@ static void check_answer(struct request *req)
     req->out.stats = kv_arena_alloc(req->arena, sizeof(*req->out.stats));
     req->out.scrub = kv_arena_alloc(req->arena, sizeof(*req->out.scrub));
     req->out.usage = kv_arena_alloc(req->arena, sizeof(*req->out.usage));
+    req->out.why = kv_arena_alloc(req->arena, sizeof(*req->out.why));
+    req->out.purge = kv_arena_alloc(req->arena, sizeof(*req->out.purge));
     EXPECT(req->out.stats != NULL && req->out.scrub != NULL && req->out.usage != NULL);
+    EXPECT(req->out.why != NULL && req->out.purge != NULL);
     const ProtobufCMessage *message = rpc_encode(req, &about, &snapshot);
     EXPECT(message != NULL);
     EXPECT(protobuf_c_message_get_packed_size(message) < 4096);

@@ -86,6 +86,7 @@ class Segment:
 class Tree:
     nodes: dict = field(default_factory=dict)
     pages: dict = field(default_factory=dict)
+    history: bytes = b""
 
     def owners(self, uid):
         """Ids of checkpoints whose rows are in the page: those that list it, and those below that
@@ -155,6 +156,8 @@ class State:
                 tree.nodes[value[1:17]] = Node(value[1:17], parent,
                                                struct.unpack_from("<I", value, 42)[0],
                                                list(uids), key, value)
+            elif key[17:18] == b"H":
+                tree.history = value
             else:
                 uid, place, generation, position, count = struct.unpack_from("<QIQII", value, 1)
                 tree.pages[uid] = Page(key[1:17], uid, place, generation, position, count, key,

@@ -48,6 +48,8 @@ const struct command *const commands[] = {
     &command_session_usage,
     &command_session_delete,
     &command_user_erase,
+    &command_why,
+    &command_purge,
     &command_stats,
     &command_du,
     &command_scrub_start,

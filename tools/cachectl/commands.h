@@ -16,6 +16,8 @@ extern const struct command command_session_touch;
 extern const struct command command_session_usage;
 extern const struct command command_session_delete;
 extern const struct command command_user_erase;
+extern const struct command command_why;
+extern const struct command command_purge;
 extern const struct command command_stats;
 extern const struct command command_du;
 extern const struct command command_key_rotate;

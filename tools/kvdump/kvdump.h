@@ -16,6 +16,7 @@
 #include "kvstore/format/old_branch.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 
@@ -108,8 +109,9 @@ struct dump {
     uint32_t quarantined_count, quarantined_capacity;
     struct kv_record_old_branch *old_branches; /* By session and checkpoint. */
     uint32_t old_branch_count, old_branch_capacity;
-    uint32_t *claims; /* Of each page: 1 + index of the session, 0: free. */
-    uint8_t *page;    /* One, aligned. */
+    uint32_t deleted_count; /* Sessions that are gone and say so. */
+    uint32_t *claims;       /* Of each page: 1 + index of the session, 0: free. */
+    uint8_t *page;          /* One, aligned. */
     struct dump_counts counts;
     uint64_t begun_ns, told_ns;
     uint64_t pages_read;
@@ -212,6 +214,8 @@ struct dump_tree {
     uint32_t node_count, node_capacity;
     struct dump_page *pages; /* By uid. */
     uint32_t page_count, page_capacity;
+    struct kv_history history; /* What was removed. */
+    bool has_history;
 };
 
 typedef kv_status dump_tree_fn(struct dump *dump, struct dump_tree *tree, void *context);

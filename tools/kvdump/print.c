@@ -111,6 +111,23 @@ static kv_status count_tree(struct dump *dump, struct dump_tree *tree, void *con
     return KV_OK;
 }
 
+static json_t *removals_json(const struct dump_tree *tree)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; tree->has_history && i < tree->history.removal_count; i++) {
+        const struct kv_removal *r = &tree->history.removals[i];
+        (void)json_array_append_new(
+            all,
+            json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:s, s:I, s:I}", "cause",
+                      kv_reason_info(r->cause)->name, "rows_kept", r->part == KV_REMOVED_CHECKPOINT,
+                      "from", (json_int_t)r->from, "to", (json_int_t)r->to, "checkpoints",
+                      (json_int_t)r->checkpoints, "removed_ms", (json_int_t)r->removed_ms,
+                      "limit_name", kv_limit_name(r->limit_of), "limit", (json_int_t)r->limit,
+                      "value", (json_int_t)r->value));
+    }
+    return all;
+}
+
 static kv_status list_tree(struct dump *dump, struct dump_tree *tree, void *context)
 {
     json_t *json = context, *nodes = json_array(), *pages = json_array();
@@ -122,6 +139,7 @@ static kv_status list_tree(struct dump *dump, struct dump_tree *tree, void *cont
         (void)json_array_append_new(pages, page_json(dump, &tree->pages[i]));
     }
     const bool ok = json_object_set_new(json, "checkpoints", nodes) == 0 &&
+                    json_object_set_new(json, "removals", removals_json(tree)) == 0 &&
                     json_object_set_new(json, "pages", pages) == 0;
     return ok ? KV_OK : KV_NOMEM;
 }
@@ -199,7 +217,7 @@ static json_t *directory_json(const struct dump *dump)
     return json_pack(
         "{s:o, s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
-        "s:I, s:I, s:I, s:o, s:o, s:o}",
+        "s:I, s:I, s:I, s:o, s:o, s:o, s:I}",
         "encryption", encryption_json(dump), "schema", 1, "directory", dump->dir, "layout_version",
         (json_int_t)KV_LAYOUT_VERSION, "features", (json_int_t)superblock->features, "doubt",
         (int)dump->is_doubted, "id", json_hex(superblock->id.bytes, 16), "created_ms",
@@ -214,7 +232,8 @@ static json_t *directory_json(const struct dump *dump)
         (json_int_t)dump->commit, "batches_acknowledged",
         (json_int_t)(dump->noted_status == KV_OK ? dump->noted.number : 0), "clock_believed_ms",
         (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump), "quarantined",
-        quarantined_json(dump), "old_branches", old_branches_json(dump));
+        quarantined_json(dump), "old_branches", old_branches_json(dump),
+        "deleted", (json_int_t)dump->deleted_count);
 }
 
 /* ---- text ---- */
@@ -303,6 +322,15 @@ static void print_session(const json_t *json)
                      number(item, "uid"), number(item, "position"), number(item, "count"),
                      text(item, "file"), number(item, "page"), number(item, "offset"),
                      number(item, "generation"), text(item, "cipher"), number(item, "key"));
+    }
+    if (json_array_size(json_object_get(json, "removals")) == 0) return;
+    (void)printf("\n%-13s %9s %9s %11s %-12s %14s\n", "REMOVED", "FROM", "TO", "CHECKPOINTS",
+                 "LIMIT", "OF");
+    json_array_foreach(json_object_get(json, "removals"), i, item)
+    {
+        (void)printf("%-13s %9lld %9lld %11lld %-12s %14lld\n", text(item, "cause"),
+                     number(item, "from"), number(item, "to"), number(item, "checkpoints"),
+                     text(item, "limit_name"), number(item, "limit"));
     }
 }
 

@@ -372,6 +372,19 @@ static kv_status visit_clock(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
+static kv_status visit_deleted(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_deleted record;
+    dump->deleted_count++;
+    if (put->key_bytes != KV_KEY_DELETED_BYTES ||
+        kv_record_deleted_decode(put->value, put->value_bytes, &record) != KV_OK)
+        dump_damage(dump, "manifest: the record of a deleted session is damaged");
+    else if ((dump->superblock.features & KV_FEATURE_HISTORY) == 0)
+        dump_damage(dump, "superblock: a deleted session is recorded, its features lack bit 5");
+    return KV_OK;
+}
+
 /* Notes, not damage of the directory as a whole: it is read without them. */
 static kv_status read_acknowledged(struct dump *dump, struct kv_error *err)
 {
@@ -397,8 +410,9 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"M", visit_store}, {"C", visit_commit},  {"W", visit_clock},
-                  {"U", visit_user},  {"S", visit_session}, {"G", dump_visit_segment}};
+    } passes[] = {{"M", visit_store},       {"C", visit_commit},  {"W", visit_clock},
+                  {"U", visit_user},        {"S", visit_session}, {"D", visit_deleted},
+                  {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     kv_status status = kv_manifest_open_read(path, &dump->manifest, err);

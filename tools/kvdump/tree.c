@@ -82,6 +82,7 @@ static void tree_clear(struct dump_tree *tree)
     tree->names = NULL;
     tree->node_count = 0;
     tree->page_count = 0;
+    tree->has_history = false;
 }
 
 static kv_status tree_end(struct walk *walk)
@@ -169,13 +170,33 @@ static kv_status visit_page(struct walk *walk, const struct kv_manifest_put *put
     return add_page(&walk->tree, &record); /* Keys rise with the uid. */
 }
 
+/* Histories: why something is gone.  Nothing depends on one, so a bad one is damage and no more. */
+static kv_status visit_history(struct walk *walk, const struct kv_manifest_put *put)
+{
+    if (put->key_bytes != KV_KEY_HISTORY_BYTES ||
+        kv_record_history_decode(put->value, put->value_bytes, &walk->tree.history) != KV_OK) {
+        record_damage(walk->dump, put, "a history of removals, damaged");
+        return KV_OK;
+    }
+    walk->tree.has_history = true;
+    if ((walk->dump->superblock.features & KV_FEATURE_HISTORY) == 0)
+        record_damage(walk->dump, put, "a history of removals, and features lack bit 5");
+    return KV_OK;
+}
+
+static bool is_of_tree(const struct kv_manifest_put *put)
+{
+    return put->key_bytes >= 18 &&
+           (put->key[17] == 'N' || put->key[17] == 'P' || put->key[17] == 'H');
+}
+
 static kv_status visit(void *context, const struct kv_manifest_put *put)
 {
     struct walk *walk = context;
     const uint8_t letter = put->key_bytes > 0 ? put->key[0] : 0;
-    if (letter != 0 && strchr("MCWUSGQ", letter) != NULL) return KV_OK; /* Read before. */
+    if (letter != 0 && strchr("MCWUSGQD", letter) != NULL) return KV_OK; /* Read before. */
     if (letter == 'K' && walk->dump->keys != NULL) return KV_OK;
-    if (letter != 'T' || put->key_bytes < 18 || (put->key[17] != 'N' && put->key[17] != 'P')) {
+    if (letter != 'T' || !is_of_tree(put)) {
         record_damage(walk->dump, put, "a kind of record that layout version 1 does not have");
         return KV_OK;
     }
@@ -185,6 +206,7 @@ static kv_status visit(void *context, const struct kv_manifest_put *put)
         memcpy(walk->tree.id.bytes, put->key + 1, sizeof(walk->tree.id.bytes));
         walk->has_tree = true;
     }
+    if (put->key[17] == 'H') return visit_history(walk, put);
     return put->key[17] == 'N' ? visit_node(walk, put) : visit_page(walk, put);
 }
 
