@@ -21,8 +21,6 @@
 
 #define AT(field) (uint32_t) offsetof(struct cached_config, field)
 
-/* A line of a file holds 198 bytes: name, equals sign and value. */
-#define PATH_BYTES_MAX 160u
 /* sun_path holds 108 bytes with the closing zero. */
 #define SOCKET_PATH_MAX 107u
 
@@ -32,22 +30,22 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         0, SOCKET_PATH_MAX, "", NULL,
         "Unix socket to serve on; empty: none."},
     [CONFIG_SERVER_LISTEN] = {"server.listen", CONFIG_TYPE_TEXT, AT(server_listen),
-        0, PATH_BYTES_MAX, "", NULL,
+        0, CONFIG_PATH_MAX, "", NULL,
         "host:port to serve on, loopback only; port 0: any free port; empty: none."},
     [CONFIG_SERVER_TOKEN_FILE] = {"server.token_file", CONFIG_TYPE_TEXT, AT(server_token_file),
-        0, PATH_BYTES_MAX, "", NULL,
+        0, CONFIG_PATH_MAX, "", NULL,
         "Who may call: lines `user role sha256-of-token`; not readable by others."},
     [CONFIG_SERVER_PID_FILE] = {"server.pid_file", CONFIG_TYPE_TEXT, AT(server_pid_file),
-        0, PATH_BYTES_MAX, "", NULL,
+        0, CONFIG_PATH_MAX, "", NULL,
         "File to write the process id to; empty: none."},
     [CONFIG_STATE_DIR] = {"state.dir", CONFIG_TYPE_TEXT, AT(state_dir),
-        0, PATH_BYTES_MAX, "", NULL,
+        0, CONFIG_PATH_MAX, "", NULL,
         "Directory of the SSD tier and the manifest; one daemon at a time."},
     [CONFIG_ENGINE_BACKEND] = {"engine.backend", CONFIG_TYPE_CHOICE, AT(engine_backend),
         0, 0, "cpu", "cpu|synthetic",
         "cpu computes; synthetic only moves bytes of the right size, for load tests."},
     [CONFIG_ENGINE_MODEL_DIR] = {"engine.model_dir", CONFIG_TYPE_TEXT, AT(engine_model_dir),
-        0, PATH_BYTES_MAX, "", NULL,
+        0, CONFIG_PATH_MAX, "", NULL,
         "Directory with config.json and the weights, one file or shards; optional for synthetic."},
     [CONFIG_ENGINE_CHUNK_TOKENS] = {"engine.chunk_tokens", CONFIG_TYPE_COUNT,
         AT(engine_chunk_tokens), 1, KV_PASS_ROWS_MAX, "128", NULL,
@@ -105,10 +103,10 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         0, 0, "off", "off|on",
         "on: pages on SSD are encrypted, with a key for each user; off: those that are stay so."},
     [CONFIG_SSD_MASTER_KEY_FILE] = {"ssd.master_key_file", CONFIG_TYPE_TEXT,
-        AT(ssd_master_key_file), 0, PATH_BYTES_MAX, "", NULL,
+        AT(ssd_master_key_file), 0, CONFIG_PATH_MAX, "", NULL,
         "File with the master key: 32 bytes or 64 hex digits, for its owner only (chmod 600)."},
     [CONFIG_SSD_MASTER_KEY_CREDENTIAL] = {"ssd.master_key_credential", CONFIG_TYPE_TEXT,
-        AT(ssd_master_key_credential), 0, PATH_BYTES_MAX, "", NULL,
+        AT(ssd_master_key_credential), 0, CONFIG_PATH_MAX, "", NULL,
         "Instead of a file: the name that LoadCredential= of the systemd unit gives the key."},
     [CONFIG_SCRUB_RATE] = {"scrub.rate", CONFIG_TYPE_BYTES, AT(scrub_rate_bytes),
         KV_SCRUB_RATE_MIN, KV_SCRUB_RATE_MAX, "200MiB", NULL,
