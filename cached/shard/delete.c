@@ -164,6 +164,8 @@ static void records_read(struct removal *removal)
     }
     struct kv_batch *batch = removal->batch;
     kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    if (status == KV_OK)
+        status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
     const struct kv_record_deleted record = deleted_record(removal);
     if (status == KV_OK && removal->user == NULL)
         status =
