@@ -164,6 +164,8 @@ static void records_read(struct removal *removal)
     }
     struct kv_batch *batch = removal->batch;
     kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    if (status == KV_OK)
+        status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
     const struct kv_record_deleted record = deleted_record(removal);
     if (status == KV_OK && removal->user == NULL)
         status =
@@ -243,9 +245,8 @@ static void scanned(struct kv_msg *msg)
     if (status != KV_OK) {
         removal_fail(removal, status);
     } else if (removal->scan.more && last.key != NULL) {
-        memcpy(removal->start, last.key, last.key_bytes);
-        removal->start[last.key_bytes] = 0; /* The next key after the last one. */
-        removal->scan.start_bytes = last.key_bytes + 1;
+        removal->scan.start_bytes =
+            kv_manifest_scan_behind(&last, removal->start, sizeof(removal->start));
         scan_post(removal);
     } else {
         records_read(removal);

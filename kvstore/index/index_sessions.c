@@ -448,6 +448,16 @@ void kv_index_pages_give(struct kv_index *index, struct kv_session *from, struct
     }
 }
 
+void kv_index_entry_kind(struct kv_session_entry *entry, uint8_t kind)
+{
+    struct kv_user *user = entry->user;
+    if (entry->kind == KV_SESSION_MAIN) user->mains--;
+    if (entry->kind > KV_SESSION_MAIN) user->others--;
+    entry->kind = kind;
+    if (kind == KV_SESSION_MAIN) user->mains++;
+    if (kind > KV_SESSION_MAIN) user->others++;
+}
+
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
 {
     struct kv_session_entry **link = bucket_of(index, &session->id);
@@ -456,6 +466,7 @@ void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
     if (other == session) other = kv_index_head_next(session->tree, other);
     if (other != NULL) kv_index_pages_give(index, session, other);
     assert(session->page_objects == 0);
+    kv_index_entry_kind(&session->entry, 0);
     kv_index_session_pages(index, &session->entry, 0);
     while (*link != &session->entry)
         link = &(*link)->next;

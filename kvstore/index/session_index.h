@@ -50,6 +50,7 @@ struct kv_user {
     bool erasing;                    /* No session of it is made. */
     void *keys;                      /* The store's: data keys, the newest first; NULL: none. */
     uint32_t pages;                  /* Of all sessions, as below. */
+    uint32_t mains, others;          /* Sessions of kind main, and of the others. */
     struct kv_user *next;
 };
 
@@ -83,6 +84,8 @@ struct kv_node {
 enum kv_load_state { KV_LOAD_NONE, KV_LOAD_RUNNING, KV_LOAD_DONE };
 
 struct kv_session_entry;
+
+#define KV_SESSION_MAIN 1u /* Of kv_session_entry.kind; above it: sub, ephemeral. */
 
 /* What sessions that share checkpoints have in common: the checkpoints.  In memory while one of its
  * sessions is open, and always where it is not simply the tree of the one session of its id. */
@@ -197,6 +200,8 @@ struct kv_session_entry *kv_index_entry_find(const struct kv_index *index,
  * reached. */
 struct kv_session_entry *kv_index_entry_add(struct kv_index *index, const struct kv_session_id *id,
                                             struct kv_user *user, const struct kv_session_id *tree);
+/* Sets what the session is for; its user's sessions are counted by it. */
+void kv_index_entry_kind(struct kv_session_entry *entry, uint8_t kind);
 /* Start-up, while none is open: below the number of sessions, another one for each. */
 uint32_t kv_index_entry_number(const struct kv_index *index, const struct kv_session_entry *entry);
 /* In no particular order; start with *bucket = 0, last = NULL.  `last` may have been opened. */

@@ -564,7 +564,8 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
     struct kv_session *victim = NULL, *session = NULL;
     while ((session = kv_index_open_next(store->index, session)) != NULL) {
         const struct kv_tree *tree = session->tree;
-        if (tree->load != KV_LOAD_DONE || tree->roots == NULL || kv_store_tree_in_use(tree))
+        if (tree->load != KV_LOAD_DONE || tree->roots == NULL || kv_store_tree_in_use(tree) ||
+            kv_store_pin_holds(store, tree))
             continue;
         if (victim == NULL || tree->touched_seq < victim->tree->touched_seq) victim = session;
     }
