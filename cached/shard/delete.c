@@ -314,7 +314,9 @@ static bool is_at_rest(const struct removal *removal)
 {
     const struct kv_session *session = removal->session;
     const uint32_t own = 1u + (removal->flow->session == session);
-    return session->busy == NULL && session->flows == own && session->tree->commits == 0 &&
+    /* Pages that the kernel still reads into are some session's. */
+    return removal->shard->store->reads_late == 0 && session->busy == NULL &&
+           session->flows == own && session->tree->commits == 0 &&
            session->tree->load != KV_LOAD_RUNNING;
 }
 

@@ -150,8 +150,6 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
         "Pages that could not be read; they stay stored.");
-    add(stats, "cached_missing_pages_total", "tier=\"ssd\"", (double)store->missing_pages,
-        "Pages that are gone: their file ends before them, or they have no place.");
     add(stats, "cached_checksum_failures_total", "tier=\"pool\",where=\"read\"",
         (double)store->corrupt_images, "Windows that failed verification.");
     add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,
@@ -248,6 +246,8 @@ static void fill_scrub(struct shard *shard, struct request_stats *stats)
     const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
     add(stats, "cached_checksum_failures_total", "tier=\"ssd\",where=\"scrub\"",
         (double)store->scrub_corrupt_pages, "Pages that were not what the index says.");
+    add(stats, "cached_missing_pages_total", "tier=\"ssd\"", (double)store->missing_pages,
+        "Pages that are gone: their file ends before them, or they have no place.");
     add(stats, "cached_scrub_read_failures_total", NULL, (double)store->scrub_unread_pages,
         "Pages that a scrub could not read; they stay stored.");
     add(stats, "cached_scrub_bytes_total", NULL, (double)store->scrubbed_bytes,
