@@ -439,12 +439,14 @@ void delete_tick(struct shard *shard)
 static void session_start(struct removal *removal, struct kv_session *session)
 {
     removal->session = session;
-    session->flows++; /* It stays open, and nobody else deletes it. */
-    if (removal->dry_run && session->tree->session_count > 1)
-        leave_start(removal);
-    else if (removal->dry_run)
-        records_start(removal);
-    if (removal->dry_run) return;
+    session->flows++;       /* It stays open, and nobody else deletes it. */
+    if (removal->dry_run) { /* Which may end here, and free the removal. */
+        if (session->tree->session_count > 1)
+            leave_start(removal);
+        else
+            records_start(removal);
+        return;
+    }
     session->deleting = true;
     wait_look(removal);
 }
