@@ -415,13 +415,18 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
                   {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
-    kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
+    struct kv_error damage = {0};
+    kv_status status = kv_manifest_open_read(path, &dump->manifest, &damage, err);
+    if (status == KV_OK && damage.status != KV_OK)
+        dump_damage(dump, "manifest: %s: a daemon reads what is in front of it, and so does this",
+                    damage.text);
     if (status == KV_OK) status = dump_keys_read(dump, err);
     for (size_t i = 0; status == KV_OK && i < KV_ARRAY_COUNT(passes); i++)
         status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
                                       passes[i].visit, dump, err);
     if (status == KV_OK) dump_keys_check(dump);
     if (status == KV_OK) status = dump_quarantine_read(dump, err);
+    if (status == KV_OK) status = dump_old_branches_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
 }
@@ -490,6 +495,7 @@ void dump_close(struct dump *dump)
     free(dump->segments);
     free(dump->claims);
     free(dump->quarantined);
+    free(dump->old_branches);
     free(dump->users);
     free(dump->sessions);
     free(dump->page);
