@@ -21,6 +21,7 @@
 
 #define AT(field) (uint32_t) offsetof(struct cached_config, field)
 
+#define PATH_BYTES_MAX CONFIG_PATH_MAX
 /* sun_path holds 108 bytes with the closing zero. */
 #define SOCKET_PATH_MAX 107u
 
@@ -30,22 +31,22 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         0, SOCKET_PATH_MAX, "", NULL,
         "Unix socket to serve on; empty: none."},
     [CONFIG_SERVER_LISTEN] = {"server.listen", CONFIG_TYPE_TEXT, AT(server_listen),
-        0, CONFIG_PATH_MAX, "", NULL,
+        0, PATH_BYTES_MAX, "", NULL,
         "host:port to serve on, loopback only; port 0: any free port; empty: none."},
     [CONFIG_SERVER_TOKEN_FILE] = {"server.token_file", CONFIG_TYPE_TEXT, AT(server_token_file),
-        0, CONFIG_PATH_MAX, "", NULL,
+        0, PATH_BYTES_MAX, "", NULL,
         "Who may call: lines `user role sha256-of-token`; not readable by others."},
     [CONFIG_SERVER_PID_FILE] = {"server.pid_file", CONFIG_TYPE_TEXT, AT(server_pid_file),
-        0, CONFIG_PATH_MAX, "", NULL,
+        0, PATH_BYTES_MAX, "", NULL,
         "File to write the process id to; empty: none."},
     [CONFIG_STATE_DIR] = {"state.dir", CONFIG_TYPE_TEXT, AT(state_dir),
-        0, CONFIG_PATH_MAX, "", NULL,
+        0, PATH_BYTES_MAX, "", NULL,
         "Directory of the SSD tier and the manifest; one daemon at a time."},
     [CONFIG_ENGINE_BACKEND] = {"engine.backend", CONFIG_TYPE_CHOICE, AT(engine_backend),
         0, 0, "cpu", "cpu|synthetic",
         "cpu computes; synthetic only moves bytes of the right size, for load tests."},
     [CONFIG_ENGINE_MODEL_DIR] = {"engine.model_dir", CONFIG_TYPE_TEXT, AT(engine_model_dir),
-        0, CONFIG_PATH_MAX, "", NULL,
+        0, PATH_BYTES_MAX, "", NULL,
         "Directory with config.json and the weights, one file or shards; optional for synthetic."},
     [CONFIG_ENGINE_CHUNK_TOKENS] = {"engine.chunk_tokens", CONFIG_TYPE_COUNT,
         AT(engine_chunk_tokens), 1, KV_PASS_ROWS_MAX, "128", NULL,

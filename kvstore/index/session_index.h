@@ -152,6 +152,8 @@ struct kv_session {
     uint32_t origin_tokens;
     struct kv_checkpoint_id origin_id;
     char *name, *parent_name; /* Heap; NULL before. */
+    uint32_t page_objects; /* That count as made by it, and point here; also after their tree left
+                              memory, while a late read holds them. */
     /* Only while its tree is loaded. */
     struct kv_node *head; /* Deepest checkpoint of the head's branch; NULL: position 0. */
     uint32_t node_count;  /* That it made. */
@@ -218,7 +220,8 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
 /* What is only in its record.  False: no memory. */
 bool kv_index_session_detail(struct kv_index *index, struct kv_session *session, const char *name,
                              const char *parent_name);
-/* It made no node that is in memory. */
+/* It made no node that is in memory, and no page but such as others of its tree hold: these are
+ * another one's then. */
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session);
 /* The history of a tree, to be added to; made if there is none.  NULL: no memory. */
 struct kv_history *kv_index_history(struct kv_index *index, struct kv_tree *tree);
@@ -250,6 +253,8 @@ struct kv_session *kv_index_session_fork(struct kv_index *index, const struct kv
 /* From now on it counts as made by another session of the tree, with the pages of its edge that
  * were made by its maker. */
 void kv_index_node_give(struct kv_index *index, struct kv_node *node, struct kv_session *to);
+/* Likewise a page, whatever lists it. */
+void kv_index_page_give(struct kv_index *index, uint32_t page, struct kv_session *to);
 /* Likewise all pages that still count as made by `from`. */
 void kv_index_pages_give(struct kv_index *index, struct kv_session *from, struct kv_session *to);
 /* A session other than `but` (NULL: any) whose head is at or below the node; NULL: none. */

@@ -267,9 +267,7 @@ static void load_own_pages(const struct load *load, const uint32_t *pages, uint3
     for (uint32_t i = 0; i < count; i++) {
         struct kv_page *page = kv_index_page(index, pages[i]);
         if (page->refs > 1 || page->session == maker) continue;
-        kv_index_session_pages(index, &page->session->entry, page->session->pages - 1);
-        kv_index_session_pages(index, &maker->entry, maker->pages + 1);
-        page->session = maker;
+        kv_index_page_give(index, pages[i], maker);
     }
 }
 
