@@ -441,6 +441,45 @@ static bool decode_rollback(struct decoder *d)
     return true;
 }
 
+static bool decode_compact(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__CompactRequest *m =
+        unpack(d, &cached__session__v1__compact_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!check_max(req, KV_REASON_TTL_INVALID, "keep_old_for_ms", m->keep_old_for_ms,
+                   KV_TTL_MS_MAX))
+        return false;
+    req->in.u.compact.keep_ms =
+        m->keep_old_for_ms == 0 ? KV_OLD_BRANCH_KEEP_MS : m->keep_old_for_ms;
+    req->in.epoch = m->epoch;
+    return true;
+}
+
+static bool decode_pin(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__PinRequest *m =
+        unpack(d, &cached__session__v1__pin_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    req->in.u.node.ttl_ms = m->ttl_ms;
+    return take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.node.id) &&
+           check_max(req, KV_REASON_PIN_INVALID, "ttl_ms", m->ttl_ms, KV_PIN_MS_MAX);
+}
+
+static bool decode_touch(struct decoder *d)
+{
+    const Cached__Session__V1__TouchRequest *m =
+        unpack(d, &cached__session__v1__touch_request__descriptor);
+    return m != NULL && take_session(d->req, m->session_id) &&
+           take_checkpoint_id(d->req, "checkpoint_id", &m->checkpoint_id, &d->req->in.u.node.id);
+}
+
+static bool decode_own_usage(struct decoder *d)
+{
+    return unpack(d, &cached__session__v1__get_usage_request__descriptor) != NULL;
+}
+
 static bool decode_fork(struct decoder *d)
 {
     struct request *req = d->req;
@@ -659,16 +698,30 @@ static struct request_tokens tokens_of(const struct request *req)
 bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_about *about)
 {
     static bool (*const decoders[REQUEST_METHOD_COUNT])(struct decoder *) = {
-        [REQUEST_OPEN_SESSION] = decode_open,     [REQUEST_LOOKUP] = decode_lookup,
-        [REQUEST_PREFILL] = decode_prefill,       [REQUEST_DECODE] = decode_decode,
-        [REQUEST_CHECKPOINT] = decode_checkpoint, [REQUEST_WAIT_DURABLE] = decode_wait,
-        [REQUEST_ROLLBACK] = decode_rollback,     [REQUEST_CLOSE_SESSION] = decode_close,
-        [REQUEST_LIST_SESSIONS] = decode_list,    [REQUEST_GET_SESSION] = decode_get,
-        [REQUEST_GET_STATS] = decode_stats,       [REQUEST_ADVANCE_CLOCK] = decode_clock,
-        [REQUEST_SCRUB] = decode_scrub,           [REQUEST_DISK_USAGE] = decode_usage,
-        [REQUEST_DELETE_SESSION] = decode_delete, [REQUEST_ERASE_USER] = decode_erase,
-        [REQUEST_ROTATE_KEY] = decode_rotate,     [REQUEST_FORK] = decode_fork,
-        [REQUEST_WHY] = decode_why,               [REQUEST_PURGE_MODEL] = decode_purge,
+        [REQUEST_OPEN_SESSION] = decode_open,
+        [REQUEST_LOOKUP] = decode_lookup,
+        [REQUEST_PREFILL] = decode_prefill,
+        [REQUEST_DECODE] = decode_decode,
+        [REQUEST_CHECKPOINT] = decode_checkpoint,
+        [REQUEST_WAIT_DURABLE] = decode_wait,
+        [REQUEST_ROLLBACK] = decode_rollback,
+        [REQUEST_CLOSE_SESSION] = decode_close,
+        [REQUEST_LIST_SESSIONS] = decode_list,
+        [REQUEST_GET_SESSION] = decode_get,
+        [REQUEST_GET_STATS] = decode_stats,
+        [REQUEST_ADVANCE_CLOCK] = decode_clock,
+        [REQUEST_SCRUB] = decode_scrub,
+        [REQUEST_DISK_USAGE] = decode_usage,
+        [REQUEST_DELETE_SESSION] = decode_delete,
+        [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_FORK] = decode_fork,
+        [REQUEST_COMPACT] = decode_compact,
+        [REQUEST_PIN] = decode_pin,
+        [REQUEST_TOUCH] = decode_touch,
+        [REQUEST_GET_USAGE] = decode_own_usage,
+        [REQUEST_ROTATE_KEY] = decode_rotate,
+        [REQUEST_WHY] = decode_why,
+        [REQUEST_PURGE_MODEL] = decode_purge,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

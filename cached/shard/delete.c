@@ -164,6 +164,8 @@ static void records_read(struct removal *removal)
     }
     struct kv_batch *batch = removal->batch;
     kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    if (status == KV_OK)
+        status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
     const struct kv_record_deleted record = deleted_record(removal);
     if (status == KV_OK && removal->user == NULL)
         status =
@@ -243,9 +245,8 @@ static void scanned(struct kv_msg *msg)
     if (status != KV_OK) {
         removal_fail(removal, status);
     } else if (removal->scan.more && last.key != NULL) {
-        memcpy(removal->start, last.key, last.key_bytes);
-        removal->start[last.key_bytes] = 0; /* The next key after the last one. */
-        removal->scan.start_bytes = last.key_bytes + 1;
+        removal->scan.start_bytes =
+            kv_manifest_scan_behind(&last, removal->start, sizeof(removal->start));
         scan_post(removal);
     } else {
         records_read(removal);
@@ -315,7 +316,9 @@ static bool is_at_rest(const struct removal *removal)
 {
     const struct kv_session *session = removal->session;
     const uint32_t own = 1u + (removal->flow->session == session);
-    return session->busy == NULL && session->flows == own && session->tree->commits == 0 &&
+    /* Pages that the kernel still reads into are some session's. */
+    return removal->shard->store->reads_late == 0 && session->busy == NULL &&
+           session->flows == own && session->tree->commits == 0 &&
            session->tree->load != KV_LOAD_RUNNING;
 }
 

@@ -134,6 +134,10 @@ static void fork_make(struct flow *flow, struct kv_node *node)
     struct kv_store *store = flow->shard->store;
     const struct request_in *in = &flow->req->in;
     const uint64_t now_ms = kv_store_now_ms(store);
+    if (!session_has_room(flow, kind_of(flow))) {
+        flow_finish(flow);
+        return;
+    }
     struct kv_session *fork =
         kv_index_session_fork(store->index, flow->session, &in->u.fork.session,
                               in->u.fork.session_name, in->session_name);
@@ -143,7 +147,7 @@ static void fork_make(struct flow *flow, struct kv_node *node)
         flow_finish(flow);
         return;
     }
-    fork->kind = kind_of(flow);
+    kv_index_entry_kind(&fork->entry, kind_of(flow));
     fork->ttl_ms = ttl_of(flow);
     fork->epoch = 1;
     fork->created_ms = fork->used_ms = now_ms;

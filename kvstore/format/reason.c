@@ -188,6 +188,16 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),
+    REASON(SUB_SESSIONS_FULL, RESOURCE_EXHAUSTED,
+           "A user has at most 64 sub and ephemeral sessions for each of its main ones, and 64 "
+           "without one.",
+           "Delete those that are not needed any more."),
+    REASON(PIN_LIMIT, RESOURCE_EXHAUSTED,
+           "Pins may hold a quarter of what a user may have in a tier, 64 checkpoints of a user "
+           "and 1,024 in all.",
+           "Let pins end, or end one with ttl_ms 0; pin checkpoints of shorter histories."),
+    REASON(PIN_INVALID, INVALID_ARGUMENT, "A pin lasts at most 10 minutes.",
+           "Ask for 1 to 600000 ms and pin again in time, or 0 to end it."),
 
     REASON(MESSAGE_MALFORMED, INVALID_ARGUMENT, "The message is not a valid protobuf of its type.",
            "Build the client from the .proto files of this version."),

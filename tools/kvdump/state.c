@@ -426,6 +426,7 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
                                       passes[i].visit, dump, err);
     if (status == KV_OK) dump_keys_check(dump);
     if (status == KV_OK) status = dump_quarantine_read(dump, err);
+    if (status == KV_OK) status = dump_old_branches_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
 }
@@ -494,6 +495,7 @@ void dump_close(struct dump *dump)
     free(dump->segments);
     free(dump->claims);
     free(dump->quarantined);
+    free(dump->old_branches);
     free(dump->users);
     free(dump->sessions);
     free(dump->page);
