@@ -438,15 +438,23 @@ void delete_tick(struct shard *shard)
 
 static void session_start(struct removal *removal, struct kv_session *session)
 {
+    const bool is_one_of_several = session->tree->session_count > 1;
     removal->session = session;
     session->flows++; /* It stays open, and nobody else deletes it. */
-    if (removal->dry_run && session->tree->session_count > 1)
+    if (!removal->dry_run) {
+        session->deleting = true;
+        wait_look(removal);
+    } else if (is_one_of_several && removal->user == NULL) {
         leave_start(removal);
-    else if (removal->dry_run)
+    } else {
         records_start(removal);
-    if (removal->dry_run) return;
-    session->deleting = true;
-    wait_look(removal);
+    }
+}
+
+/* Only counted, with all others of its user: a tree is counted once, with one of its sessions. */
+static bool is_counted(const struct removal *removal, const struct kv_session *session)
+{
+    return removal->dry_run && removal->user != NULL && session->tree->sessions != &session->entry;
 }
 
 /* ---- the calls ---- */
@@ -488,6 +496,10 @@ static void session_next(struct removal *removal)
         struct kv_session *session =
             kv_index_session_find(removal->shard->store->index, &removal->ids[removal->id_next++]);
         if (session == NULL) continue; /* Its owner was faster. */
+        if (is_counted(removal, session)) {
+            removal->receipt.sessions++;
+            continue;
+        }
         if (removal->flow != NULL && flow_cancelled(removal->flow)) {
             removal_fail(removal, KV_OK);
         } else if (session->deleting) {
