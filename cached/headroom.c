@@ -88,6 +88,7 @@ kv_status headroom_segment(const char *state_dir, uint64_t segment_bytes, struct
     struct statvfs system;
     (void)snprintf(ssd, sizeof(ssd), "%s/ssd", state_dir);
     if (stat(ssd, &info) == 0 || statvfs(state_dir, &system) != 0) return KV_OK;
+    if (system.f_blocks == 0) return KV_OK; /* It does not count, as ramfs. */
     const uint64_t room = (uint64_t)system.f_bavail * system.f_frsize;
     if (room >= segment_bytes) return KV_OK;
     return KV_FAIL(err, KV_INVALID,

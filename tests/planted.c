@@ -16,7 +16,7 @@
 #define FOUND_TORN_RECORD "crash, powercut"
 #define FOUND_REUSE_BEFORE_DELETE "crash, powercut, crashimage"
 #define FOUND_ACK_BEFORE_DELETE "crash, powercut"
-#define FOUND_SEGMENTS_BEHIND "crashimage, iofail"
+#define FOUND_SEGMENTS_BEHIND "crash, powercut, crashimage, iofail"
 #define FOUND_TTL_ONLY_SWEPT "it_symptoms_disk.py t56_time_is_up_before_any_sweep"
 #define FOUND_ROTATE_CUT_BEFORE "it_encryption.py, which has it for a way to stop"
 #define FOUND_ROTATE_CUT_AFTER "it_encryption.py, which has it for a way to stop"

@@ -490,6 +490,8 @@ struct scrub {
     struct kv_scrub *run; /* NULL: none runs. */
     bool stopping;        /* It ends when nothing is in flight. */
     bool loading;         /* The tree of a finding is on its way. */
+    bool settling;        /* What was found is being recorded, */
+    bool settled;         /* and is. */
     uint64_t retry_ns;    /* The last one could not be loaded: not again before this. */
     uint64_t rate_bytes;
     uint64_t started_ns, ended_ns; /* Stopwatch; of the last run, ended_ns 0: it goes on. */

@@ -166,8 +166,8 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Free space, or raise ssd.bytes; the session goes on in memory, saves begin again by "
            "themselves."),
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
-           "The SSD tier takes no writes since a write or flush failed.",
-           "See status and the log; restart after the device is repaired."),
+           "The SSD tier takes no writes: a write or flush failed, or a file of it is gone.",
+           "See status and the log: repair the device, or copy back what it names, then restart."),
     REASON(
         RESULT_UNKNOWN, UNAVAILABLE,
         "The write of this call's records failed in the middle: it happened or it did not, which "

@@ -13,6 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Else, as where a record is lost: the superblock could not be told of such records. */
+static bool is_recorded(const struct kv_store *store)
+{
+    return (store->options.superblock.features & KV_FEATURE_HISTORY) != 0;
+}
+
 static kv_status remember(struct kv_store *store, const struct kv_record_old_branch *record)
 {
     if (store->old_branch_count == store->old_branch_capacity) {
@@ -55,10 +61,11 @@ kv_status kv_batch_old_branch(struct kv_batch *batch, struct kv_store *store,
             !kv_id_equal(old->end.bytes, record->end.bytes))
             continue;
         *old = *record; /* Left once more: the newer time holds. */
-        return kv_batch_put(batch, &put);
+        return is_recorded(store) ? kv_batch_put(batch, &put) : KV_OK;
     }
     if (store->old_branch_count >= KV_OLD_BRANCHES_MAX) return KV_BUSY;
-    const kv_status status = kv_batch_put(batch, &put);
+    kv_status status = KV_OK;
+    if (is_recorded(store)) status = kv_batch_put(batch, &put);
     return status == KV_OK ? remember(store, record) : status;
 }
 

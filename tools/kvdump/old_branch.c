@@ -20,6 +20,8 @@ static kv_status visit(void *context, const struct kv_manifest_put *put)
         dump_damage(dump, "manifest: the record of a branch that was left is damaged");
         return KV_OK;
     }
+    if ((dump->superblock.features & KV_FEATURE_HISTORY) == 0)
+        dump_damage(dump, "superblock: a left branch is recorded, its features lack bit 5");
     if (dump->old_branch_count == dump->old_branch_capacity) {
         const uint32_t capacity = KV_MAX(16u, 2 * dump->old_branch_capacity);
         struct kv_record_old_branch *more = realloc(dump->old_branches, capacity * sizeof(*more));
