@@ -70,35 +70,48 @@ struct probe {
     int write_errno; /* and written past the page cache. */
 };
 
-/* In the child.  The file has no name while it is written, so nothing is left when this hangs and
- * is killed. */
-static struct probe probe_disk(char *path)
+/* A file without a name, so that a child that hangs and is killed leaves nothing; where the file
+ * system has no such thing, one with a name.  Past the page cache, or -1. */
+static int open_probe(const char *state_dir, struct probe *probe)
+{
+    char path[512];
+    int fd = open(state_dir, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+    if (fd >= 0) return fd;
+    (void)snprintf(path, sizeof(path), "%s/doctor.XXXXXX", state_dir);
+    const int named = mkstemp(path);
+    if (named < 0) {
+        probe->make_errno = errno;
+        return -1;
+    }
+    fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    probe->write_errno = fd < 0 ? errno : 0;
+    (void)unlink(path);
+    (void)close(named);
+    return fd;
+}
+
+/* In the child, which ends with it. */
+static struct probe probe_disk(const char *state_dir)
 {
     enum { BYTES = 4096 };
     struct probe probe = {0};
     void *buffer = NULL;
-    const int named = mkstemp(path);
-    if (named < 0) {
-        probe.make_errno = errno;
+    const int fd = open_probe(state_dir, &probe);
+    if (fd < 0) return probe;
+    if (posix_memalign(&buffer, BYTES, BYTES) != 0) {
+        probe.write_errno = ENOMEM;
         return probe;
     }
-    const int fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
-    probe.write_errno = fd < 0 ? errno : 0;
-    (void)unlink(path);
-    if (fd >= 0 && posix_memalign(&buffer, BYTES, BYTES) == 0) {
-        memset(buffer, 0, BYTES);
-        const ssize_t wrote = pwrite(fd, buffer, BYTES, 0);
-        if (wrote != BYTES) probe.write_errno = wrote < 0 ? errno : EIO;
-    } else if (fd >= 0) {
-        probe.write_errno = ENOMEM;
-    }
+    memset(buffer, 0, BYTES);
+    const ssize_t wrote = pwrite(fd, buffer, BYTES, 0);
+    if (wrote != BYTES) probe.write_errno = wrote < 0 ? errno : EIO;
     return probe;
 }
 
 /* A disk that hangs holds whoever waits for it, and nothing ends him: so a child does, and is left
  * behind.  It gives back our output at once, because somebody may wait for its end.  false: no
  * answer, or no child. */
-static bool probe_apart(char *path, struct probe *ret_probe)
+static bool probe_apart(const char *state_dir, struct probe *ret_probe)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return false;
@@ -106,7 +119,7 @@ static bool probe_apart(char *path, struct probe *ret_probe)
     if (child == 0) {
         for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
             (void)close(fd);
-        const struct probe probe = probe_disk(path);
+        const struct probe probe = probe_disk(state_dir);
         _exit(write(ends[1], &probe, sizeof(probe)) == sizeof(probe) ? 0 : 1);
     }
     (void)close(ends[1]);
@@ -121,12 +134,9 @@ static bool probe_apart(char *path, struct probe *ret_probe)
 
 bool doctor_check_direct(struct doctor *doctor, const char *state_dir)
 {
-    char path[512];
     struct probe probe;
 
-    if (snprintf(path, sizeof(path), "%s/doctor.XXXXXX", state_dir) >= (int)sizeof(path))
-        return true;
-    if (!probe_apart(path, &probe)) {
+    if (!probe_apart(state_dir, &probe)) {
         doctor_add(doctor, "O_DIRECT", DOCTOR_FAIL,
                    "look at the disk (dmesg); what it has is served again when it answers",
                    "the disk under %s gave no answer to a write for %d s", state_dir,
