@@ -52,6 +52,8 @@ bool kv_quota_find(const char *name, enum kv_quota_kind *ret_kind);
 /* The least a limit may be: a daemon with less can do nothing for the user; and the most. */
 uint64_t kv_quota_least(enum kv_quota_kind kind);
 uint64_t kv_quota_most(enum kv_quota_kind kind);
+/* UNLIMITED, or between the two. */
+bool kv_quota_is_valid(enum kv_quota_kind kind, uint64_t limit);
 
 /* No limits. */
 struct kv_quota kv_quota_unlimited(void);
@@ -92,9 +94,9 @@ enum kv_quota_class {
 /* What could go, of one user. */
 struct kv_quota_victim {
     enum kv_quota_class kind;
-    bool is_held;         /* In use, pinned, or leased: not now. */
-    uint64_t used_ms;     /* Of the window's checkpoint, the turn, the session. */
-    uint32_t tokens;      /* Position, for windows and turns of one age. */
+    bool is_held;     /* In use, pinned, or leased: not now. */
+    uint64_t used_ms; /* Of the window's checkpoint, the turn, the session. */
+    uint32_t tokens;  /* Position, for windows and turns of one age. */
     struct kv_session_id session;
 };
 

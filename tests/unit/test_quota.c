@@ -1,0 +1,181 @@
+/*
+ * Quotas, the decisions.
+ *
+ * Goal: nothing is admitted that would pass a limit, whatever the numbers are; rates let through
+ * what they say and no more over any stretch; of several victims the order is the documented one,
+ * and a total order; and 10 us is more than enough for one admission and one choice.
+ * Method: edges, then random use against a plain sum.
+ */
+
+#include "kvstore/plan/quota.h"
+
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/clock.h"
+#include "tests/harness.h"
+
+#define S 1000000000ull
+
+static uint64_t seed = 11;
+
+static uint64_t random64(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return seed ^ seed >> 29;
+}
+
+static uint32_t random_below(uint32_t limit)
+{
+    return (uint32_t)(random64() >> 33) % limit;
+}
+
+static void test_names(void)
+{
+    for (unsigned i = 0; i < KV_QUOTA_COUNT; i++) {
+        enum kv_quota_kind kind = KV_QUOTA_COUNT;
+        EXPECT(kv_quota_find(kv_quota_name((enum kv_quota_kind)i), &kind) && kind == i);
+        EXPECT(kv_quota_least(kind) <= kv_quota_most(kind));
+        EXPECT(kv_quota_is_valid(kind, KV_QUOTA_UNLIMITED));
+        EXPECT(kv_quota_is_valid(kind, kv_quota_least(kind)));
+        EXPECT(kv_quota_is_valid(kind, kv_quota_most(kind)));
+        EXPECT(!kv_quota_is_valid(kind, kv_quota_most(kind) + 1));
+        if (kv_quota_least(kind) > 0) EXPECT(!kv_quota_is_valid(kind, kv_quota_least(kind) - 1));
+    }
+    enum kv_quota_kind kind;
+    EXPECT(!kv_quota_find("", &kind) && !kv_quota_find("Sessions", &kind));
+}
+
+static void test_merge(void)
+{
+    struct kv_quota plan = kv_quota_unlimited();
+    plan.limits[KV_QUOTA_SESSIONS] = 20;
+    plan.limits[KV_QUOTA_TURNS] = 10;
+    struct kv_quota_own own = {.set = 1u << KV_QUOTA_TURNS | 1u << KV_QUOTA_BYTES_SSD};
+    own.quota.limits[KV_QUOTA_TURNS] = 2;
+    own.quota.limits[KV_QUOTA_BYTES_SSD] = KV_QUOTA_UNLIMITED;
+    own.quota.limits[KV_QUOTA_SESSIONS] = 1; /* Not set: does not count. */
+    const struct kv_quota quota = kv_quota_merge(&plan, &own);
+    EXPECT_EQ_U64(quota.limits[KV_QUOTA_SESSIONS], 20);
+    EXPECT_EQ_U64(quota.limits[KV_QUOTA_TURNS], 2);
+    EXPECT_EQ_U64(quota.limits[KV_QUOTA_BYTES_SSD], KV_QUOTA_UNLIMITED);
+    EXPECT_EQ_U64(quota.limits[KV_QUOTA_PINS], KV_QUOTA_UNLIMITED);
+}
+
+static void test_admits(void)
+{
+    struct kv_quota quota = kv_quota_unlimited();
+    EXPECT(kv_quota_admits(&quota, KV_QUOTA_SESSIONS, UINT64_MAX, UINT64_MAX));
+    EXPECT_EQ_U64(kv_quota_over(&quota, KV_QUOTA_SESSIONS, UINT64_MAX), 0);
+    quota.limits[KV_QUOTA_SESSIONS] = 20;
+    EXPECT(kv_quota_admits(&quota, KV_QUOTA_SESSIONS, 19, 1));
+    EXPECT(!kv_quota_admits(&quota, KV_QUOTA_SESSIONS, 20, 1));
+    EXPECT(kv_quota_admits(&quota, KV_QUOTA_SESSIONS, 20, 0));
+    EXPECT(!kv_quota_admits(&quota, KV_QUOTA_SESSIONS, 21, 0));         /* It was lowered. */
+    EXPECT(!kv_quota_admits(&quota, KV_QUOTA_SESSIONS, 1, UINT64_MAX)); /* No overflow. */
+    EXPECT(!kv_quota_admits(&quota, KV_QUOTA_SESSIONS, UINT64_MAX, 2));
+    EXPECT_EQ_U64(kv_quota_over(&quota, KV_QUOTA_SESSIONS, 20), 0);
+    EXPECT_EQ_U64(kv_quota_over(&quota, KV_QUOTA_SESSIONS, 23), 3);
+    for (uint32_t round = 0; round < harness_count(1000); round++) {
+        const uint64_t limit = random_below(1000000);
+        uint64_t used = 0, sum = 0;
+        quota.limits[KV_QUOTA_BYTES_SSD] = limit;
+        for (uint32_t i = 0; i < 100; i++) {
+            const uint64_t more = random_below(50000);
+            const bool fits = used + more <= limit;
+            EXPECT(kv_quota_admits(&quota, KV_QUOTA_BYTES_SSD, used, more) == fits);
+            if (fits) used += more;
+            sum += more;
+            EXPECT(used <= limit && used <= sum);
+            if (random_below(4) == 0) used -= random_below((uint32_t)used + 1);
+        }
+    }
+}
+
+/* Over any stretch: at most what was saved up, one call of any size, and rate x time. */
+static void test_rate(void)
+{
+    struct kv_rate rate = {0};
+    uint64_t wait_ns = 0;
+    for (uint32_t i = 0; i < 10; i++)
+        EXPECT(kv_rate_take(&rate, 10, 1, S, &wait_ns));
+    EXPECT(!kv_rate_take(&rate, 10, 1, S, &wait_ns));
+    EXPECT(wait_ns > S / 10 - 1000 && wait_ns < S / 10 + 1000);
+    EXPECT(!kv_rate_take(&rate, 10, 1, S + wait_ns / 2, &wait_ns));
+    EXPECT(kv_rate_take(&rate, 10, 1, S + S / 10 + 2, &wait_ns));
+    EXPECT(kv_rate_take(&rate, KV_QUOTA_UNLIMITED, UINT64_MAX, S, &wait_ns));
+    EXPECT(kv_rate_take(&rate, 10, 0, S, &wait_ns));
+    /* A call that is larger than a second's worth goes through and is paid off. */
+    rate = (struct kv_rate){0};
+    EXPECT(kv_rate_take(&rate, 100, 1000, S, &wait_ns));
+    EXPECT(!kv_rate_take(&rate, 100, 1, 5 * S, &wait_ns));
+    EXPECT(wait_ns > 5 * S && wait_ns < 5 * S + S / 50);
+    EXPECT(kv_rate_take(&rate, 100, 1, 5 * S + wait_ns, &wait_ns));
+    kv_rate_charge(&rate, 100, 500, 11 * S);
+    EXPECT(!kv_rate_take(&rate, 100, 1, 12 * S, &wait_ns));
+    /* A clock that stands still or goes back gives nothing. */
+    rate = (struct kv_rate){0};
+    EXPECT(kv_rate_take(&rate, 1, 1, 100 * S, &wait_ns));
+    EXPECT(!kv_rate_take(&rate, 1, 1, 99 * S, &wait_ns));
+    EXPECT(!kv_rate_take(&rate, 1, 1, 100 * S, &wait_ns));
+
+    for (uint32_t round = 0; round < harness_count(200); round++) {
+        const uint64_t per_s = 1 + random_below(1000);
+        uint64_t now_ns = S, taken = 0, largest = 0;
+        rate = (struct kv_rate){0};
+        for (uint32_t i = 0; i < 500; i++) {
+            const uint64_t amount = 1 + random_below(2 * (uint32_t)per_s);
+            now_ns += random_below(200000000);
+            wait_ns = 0;
+            if (kv_rate_take(&rate, per_s, amount, now_ns, &wait_ns)) {
+                taken += amount;
+                largest = KV_MAX(largest, amount);
+            } else {
+                struct kv_rate later = rate;
+                EXPECT(wait_ns > 0);
+                EXPECT(kv_rate_take(&later, per_s, amount, now_ns + wait_ns, &wait_ns));
+            }
+            const double most = (double)per_s + (double)largest +
+                                (double)per_s * (double)(now_ns - S) / (double)S + 1;
+            EXPECT((double)taken <= most);
+        }
+    }
+}
+
+static struct kv_quota_victim random_victim(void)
+{
+    return (struct kv_quota_victim){
+        .kind = (enum kv_quota_class)random_below(3),
+        .is_held = random_below(4) == 0,
+        .used_ms = random_below(3),
+        .tokens = random_below(3),
+        .session = {{(uint8_t)random_below(3)}},
+    };
+}
+
+static void test_victims(void)
+{
+    const struct kv_quota_victim window = {.kind = KV_QUOTA_WINDOW, .used_ms = 9},
+                                 turn = {.kind = KV_QUOTA_TURN, .used_ms = 5},
+                                 session = {.kind = KV_QUOTA_SESSION, .used_ms = 1},
+                                 held = {.kind = KV_QUOTA_WINDOW, .is_held = true};
+    EXPECT(kv_quota_victim_before(&window, &turn) && kv_quota_victim_before(&turn, &session));
+    EXPECT(kv_quota_victim_before(&session, &held) && !kv_quota_victim_before(&held, &session));
+    /* A strict order: never both ways, never to itself, transitive. */
+    for (uint32_t i = 0; i < harness_count(200000); i++) {
+        const struct kv_quota_victim a = random_victim(), b = random_victim(), c = random_victim();
+        const bool ab = kv_quota_victim_before(&a, &b), ba = kv_quota_victim_before(&b, &a);
+        EXPECT(!(ab && ba) && !kv_quota_victim_before(&a, &a));
+        if (ab && kv_quota_victim_before(&b, &c)) EXPECT(kv_quota_victim_before(&a, &c));
+    }
+    EXPECT_EQ_U32(kv_quota_helps(KV_QUOTA_TURNS), 1u << KV_QUOTA_TURN);
+    EXPECT_EQ_U32(kv_quota_helps(KV_QUOTA_REQUESTS_PER_S), 0);
+}
+
+int main(void)
+{
+    test_names();
+    test_merge();
+    test_admits();
+    test_rate();
+    test_victims();
+    HARNESS_END();
+}
