@@ -27,6 +27,8 @@ static uint32_t head_position(const struct kv_session *session)
 
 /* ---- OpenSession ---- */
 
+#define KIND_MAIN_SESSION 1
+
 static void record_done(void *context, kv_status status)
 {
     struct flow *flow = context;
@@ -83,7 +85,7 @@ static struct kv_session *session_make(struct flow *flow, uint8_t kind, uint64_t
     struct kv_session *session =
         kv_index_session_add(store->index, &req->in.session, user, req->in.session_name, parent);
     if (session == NULL) return NULL;
-    session->kind = kind;
+    kv_index_session_kind(session, kind);
     session->ttl_ms = ttl_ms;
     session->epoch = 1;
     session->created_ms = session->used_ms = kv_store_now_ms(store);
@@ -102,6 +104,10 @@ void flow_open_session(struct flow *flow)
 
     struct kv_session *session = kv_index_session_find(shard->store->index, &req->in.session);
     const struct kv_user *user = kv_index_user_find(shard->store->index, &req->user);
+    if (flow->failed) { /* While room was made for it. */
+        flow_finish(flow);
+        return;
+    }
     if ((session != NULL && session->deleting) || (user != NULL && user->erasing)) {
         flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, req->in.session_name);
         req->out.failure.retry_ms = 50;
@@ -109,6 +115,13 @@ void flow_open_session(struct flow *flow)
         return;
     }
     req->out.created = session == NULL;
+    if (session == NULL && kind == KIND_MAIN_SESSION &&
+        admit_session(flow, flow_open_session) == FLOW_WAIT)
+        return;
+    if (flow->failed) {
+        flow_finish(flow);
+        return;
+    }
     if (session == NULL) session = session_make(flow, kind, ttl_ms, parent);
     if (session == NULL) {
         flow_fail(flow, KV_REASON_SESSIONS_FULL, "sessions",

@@ -181,6 +181,30 @@ struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_
     return session;
 }
 
+struct kv_user *kv_index_user_next(const struct kv_index *index, uint32_t *bucket,
+                                   const struct kv_user *last)
+{
+    struct kv_user *next = NULL;
+    if (last != NULL) {
+        next = last->next;
+        if (next == NULL) (*bucket)++;
+    }
+    while (next == NULL && *bucket < USER_BUCKETS) {
+        next = index->users[*bucket];
+        if (next == NULL) (*bucket)++;
+    }
+    return next;
+}
+
+#define KIND_MAIN 1
+
+void kv_index_session_kind(struct kv_session *session, uint8_t kind)
+{
+    session->user->main_sessions -= session->kind == KIND_MAIN;
+    session->kind = kind;
+    session->user->main_sessions += kind == KIND_MAIN;
+}
+
 struct kv_history *kv_index_history(struct kv_index *index, struct kv_session *session)
 {
     if (session->history != NULL) return session->history;
@@ -213,6 +237,7 @@ void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
     assert(session->roots == NULL);
     kv_index_session_pages(index, session, 0);
     kv_index_history_drop(index, session);
+    kv_index_session_kind(session, 0);
     struct kv_session **link = &index->sessions[kv_load32(session->id.bytes) % SESSION_BUCKETS];
     while (*link != session)
         link = &(*link)->next;

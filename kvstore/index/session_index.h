@@ -15,6 +15,7 @@
 
 #include "kvstore/base/digest.h"
 #include "kvstore/base/limits.h"
+#include "kvstore/base/rate.h"
 #include "kvstore/format/ids.h"
 #include "kvstore/format/image.h"
 #include "kvstore/format/reason.h"
@@ -49,6 +50,8 @@ struct kv_user {
     char name[KV_USER_NAME_MAX + 1]; /* Set by whoever adds it; "" in tests. */
     bool erasing;                    /* No session of it is made. */
     uint32_t pages;                  /* Of all sessions, as below. */
+    uint32_t main_sessions;          /* Of kind MAIN; kv_index_session_kind(). */
+    struct kv_rate requests, tokens; /* What his quota still lets through. */
     struct kv_user *next;
 };
 
@@ -128,6 +131,9 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
                           struct kv_error *err) KV_MUST_CHECK;
 void kv_index_destroy(struct kv_index *index);
 
+/* In no particular order; start with *bucket = 0, last = NULL. */
+struct kv_user *kv_index_user_next(const struct kv_index *index, uint32_t *bucket,
+                                   const struct kv_user *last);
 struct kv_user *kv_index_user_find(struct kv_index *index, const struct kv_user_id *id);
 /* salt NULL: a fresh random one.  NULL: out of memory. */
 struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_id *id,
@@ -141,6 +147,8 @@ struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv
 struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_session_id *id,
                                         struct kv_user *user, const char *name,
                                         const char *parent_name);
+/* Of a new one; it counts for its user as what it is until it is removed. */
+void kv_index_session_kind(struct kv_session *session, uint8_t kind);
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session);
 /* Its history, to be added to; made if there is none.  NULL: no memory. */
 struct kv_history *kv_index_history(struct kv_index *index, struct kv_session *session);

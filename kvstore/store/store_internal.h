@@ -41,6 +41,11 @@ void kv_store_record_history(struct kv_store *store, const struct kv_session *se
 kv_status kv_store_take_history(struct kv_store *store, struct kv_session *session,
                                 const struct kv_manifest_put *put) KV_MUST_CHECK;
 
+/* ---- store_quota.c ---- */
+
+kv_status kv_store_quota_open(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+void kv_store_quota_close(struct kv_store *store);
+
 /* ---- store_time.c: the time that ages are counted by ---- */
 
 /* Start-up: before records are read, and when all sessions are known; that also brings what is in

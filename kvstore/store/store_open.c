@@ -140,7 +140,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     struct kv_session *session =
         kv_index_session_add(visit->store->index, &id, user, record.name, record.parent_name);
     if (session == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load sessions");
-    session->kind = record.kind;
+    kv_index_session_kind(session, record.kind);
     session->created_ms = record.created_ms;
     session->used_ms = record.used_ms;
     session->ttl_ms = record.ttl_ms;
@@ -187,6 +187,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     }
     kv_store_time_judge(store);
     kv_status status = kv_store_recover_quarantine(store, err);
+    if (status == KV_OK) status = kv_store_quota_open(store, err);
     kv_store_history_feature(store);
     if (status == KV_OK) status = kv_store_recover_deleted(store, err);
     if (status == KV_OK) status = kv_store_recover(store, err);
@@ -394,6 +395,7 @@ void kv_store_close(struct kv_store *store)
     kv_index_destroy(store->index);
     free(store->quarantined);
     free(store->deleted);
+    kv_store_quota_close(store);
     free(store);
 }
 
