@@ -52,6 +52,7 @@ enum config_key {
     CONFIG_SSD_BYTES,
     CONFIG_SSD_SEGMENT_BYTES,
     CONFIG_SSD_TTL,
+    CONFIG_SSD_ERASE_WITHIN,
     CONFIG_SSD_COMPACT_BELOW,
     CONFIG_SSD_COMPACT_RATE,
     CONFIG_SCRUB_RATE,
@@ -86,6 +87,7 @@ struct cached_config {
     uint64_t ssd_bytes;
     uint64_t ssd_segment_bytes;
     uint64_t ssd_ttl_ms;
+    uint64_t ssd_erase_within_ms;
     double ssd_compact_below; /* 0: no compaction. */
     uint64_t ssd_compact_rate;
     uint64_t scrub_rate_bytes;

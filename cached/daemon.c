@@ -244,6 +244,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .index_bytes = config->index_ram_bytes,
         .pool_ttl_ms = config->pool_ttl_ms,
         .rows_ttl_ms = config->ssd_ttl_ms,
+        .erase_within_ms = config->ssd_erase_within_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
         .quota = default_plan(config),
         .progress = progress,

@@ -66,7 +66,13 @@ enum request_kind {
 };
 
 /* Same numbers as in admin.proto. */
-enum request_scrub_action { SCRUB_UNSPECIFIED, SCRUB_STATUS, SCRUB_START, SCRUB_STOP };
+enum request_scrub_action {
+    SCRUB_UNSPECIFIED,
+    SCRUB_STATUS,
+    SCRUB_START,
+    SCRUB_STOP,
+    SCRUB_RELEASE,
+};
 
 /* Token ids in the arena, aligned, in host order; rpc has checked each against the vocabulary. */
 struct request_tokens {
@@ -266,7 +272,8 @@ struct request_scrub {
     uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
     uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
     uint64_t quarantined_pages;
-    const struct request_quarantined *listed; /* Arena. */
+    uint64_t released, still_bad, still_named; /* By this call. */
+    const struct request_quarantined *listed;  /* Arena. */
     uint32_t listed_count;
 };
 

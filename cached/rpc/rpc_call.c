@@ -49,8 +49,9 @@ static void take_over(const struct rpc_call *call)
 static void start_batch(struct rpc_call *call, const grpc_op *ops, size_t count,
                         struct rpc_tag *tag)
 {
+    grpc_call *const batch_of = call->call; /* The tag's thread may free ours from here on. */
     hand_over(call);
-    const grpc_call_error error = grpc_call_start_batch(call->call, ops, count, tag, NULL);
+    const grpc_call_error error = grpc_call_start_batch(batch_of, ops, count, tag, NULL);
     assert(error == GRPC_CALL_OK); /* Anything else is our misuse; a dead peer is no error here. */
 }
 

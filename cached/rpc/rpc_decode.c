@@ -489,8 +489,8 @@ static bool decode_scrub(struct decoder *d)
     const Cached__Admin__V1__ScrubRequest *m =
         unpack(d, &cached__admin__v1__scrub_request__descriptor);
     if (m == NULL) return false;
-    if ((int)m->action < SCRUB_STATUS || (int)m->action > SCRUB_STOP) {
-        request_fail(req, KV_REASON_SCRUB_INVALID, "action", "1 to 3",
+    if ((int)m->action < SCRUB_STATUS || (int)m->action > SCRUB_RELEASE) {
+        request_fail(req, KV_REASON_SCRUB_INVALID, "action", "1 to 4",
                      request_u64(req, (uint32_t)m->action), NULL);
         return false;
     }

@@ -62,6 +62,9 @@ const ProtobufCMessage *rpc_encode_scrub(struct request *req)
     m->passes = scrub->passes;
     m->full_age_ms = scrub->full_age_ms;
     m->quarantined_pages = scrub->quarantined_pages;
+    m->released = scrub->released;
+    m->still_bad = scrub->still_bad;
+    m->still_named = scrub->still_named;
     m->quarantined =
         kv_arena_alloc(req->arena, sizeof(*m->quarantined) * (scrub->listed_count + 1u));
     if (m->quarantined == NULL) return NULL;

@@ -4,8 +4,8 @@
  * A session is taken out of reach first: running calls are cancelled, calls that look at it end,
  * new ones are refused, its tree and windows leave memory.  Then all its records go in one batch,
  * so that after a crash there is the whole session or nothing of it, and the answer is sent when
- * that batch is durable.  Its places are free from then on; their bytes are written over when
- * somebody else gets them.
+ * that batch is durable.  Its places are free from then on; zeros are written over their bytes
+ * within ssd.erase_within, if somebody else's rows are not.
  *
  * The records are read, not the tree: a session whose tree does not fit the index is deleted as
  * well.  EraseUser does this for one session after the other, then with the user's own record,
@@ -70,7 +70,7 @@ static void removal_free(struct removal *removal)
 static void removal_end(struct removal *removal)
 {
     struct flow *flow = removal->flow;
-    if (removal->user != NULL) removal->user->erasing = false;
+    if (removal->user != NULL && !removal->dry_run) removal->user->erasing = false;
     if (removal->loss.cause == KV_REASON_QUOTA) {
         removal_free(removal);
         flow->wake(flow);
@@ -81,10 +81,11 @@ static void removal_end(struct removal *removal)
     if (flow != NULL) flow_finish(flow);
 }
 
-/* What is left stays as it was; whoever asked hears why. */
+/* What is left stays as it was; whoever asked hears why.  A dry run has taken nothing out of reach:
+ * its session may be gone by now, or be in the middle of somebody else's deletion. */
 static void removal_fail(struct removal *removal, kv_status status)
 {
-    if (removal->session != NULL) removal->session->deleting = false;
+    if (removal->session != NULL && !removal->dry_run) removal->session->deleting = false;
     if (removal->loss.cause == KV_REASON_QUOTA) {
         removal->flow->quota_tries = UINT32_MAX; /* It has to do without. */
         removal_end(removal);

@@ -78,12 +78,14 @@ void flow_fail_status(struct flow *flow, kv_status status)
 
 void flow_fail_job(struct flow *flow)
 {
-    if (flow->job.status == KV_CORRUPT)
+    if (flow->job.status == KV_CORRUPT) {
         flow_fail(flow, KV_REASON_INTERNAL, "engine", NULL, "a verified window was refused");
-    else if (flow->job.status == KV_IO)
+    } else if (flow->job.status == KV_IO) {
+        shard_look_at_health(flow->shard); /* It says so when the answer does. */
         flow_fail(flow, KV_REASON_MODEL_LOST, "engine.model_dir", NULL, NULL);
-    else if (!flow_cancelled(flow))
+    } else if (!flow_cancelled(flow)) {
         flow_fail(flow, KV_REASON_CANCELLED, NULL, NULL, NULL);
+    }
 }
 
 bool flow_find_session(struct flow *flow)

@@ -16,7 +16,8 @@
 static void path_lost(struct flow *flow, uint32_t page, kv_status status)
 {
     flow_unpin_read(flow);
-    if (status == KV_CORRUPT) shard_drop_page(flow->shard, flow->session, page);
+    if (status == KV_CORRUPT && flow->session->commits == 0)
+        shard_drop_page(flow->shard, flow->session, page);
     flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint", NULL,
               status == KV_CORRUPT ? "CORRUPT" : "READ_FAILED");
     flow_finish(flow);

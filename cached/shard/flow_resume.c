@@ -73,6 +73,9 @@ static void drop_expired(struct flow *flow)
     const uint64_t now_ms = judged_ms(store);
     struct kv_node *node = NULL;
     bool any = false;
+    /* A save that this call does not wait for holds nodes of the tree; what is expired is not
+     * matched in any case. */
+    if (flow->session->commits > 0) return;
     while ((node = kv_index_node_next(flow->session, node)) != NULL) {
         if (!kv_index_expired(node, now_ms)) continue;
         shard_before_drop(flow->session, node);
@@ -131,14 +134,15 @@ static void note_weaker(struct flow *flow, enum kv_reason reason)
 void resume_weaken(struct flow *flow, uint32_t page, uint32_t position, kv_status status)
 {
     assert(!flow->plan_only);
-    if (status == KV_CORRUPT) {
+    /* Beside a save that this call does not wait for nothing is dropped, because nodes that need
+     * the page may be of that save: then this call goes without it, and the next one drops it. */
+    if (status == KV_CORRUPT && flow->session->commits == 0) {
         shard_drop_page(flow->shard, flow->session, page);
-        note_weaker(flow, KV_REASON_CORRUPT);
     } else {
         flow->unread_from = flow->unread ? KV_MIN(flow->unread_from, position) : position;
         flow->unread = true;
-        note_weaker(flow, KV_REASON_READ_FAILED);
     }
+    note_weaker(flow, status == KV_CORRUPT ? KV_REASON_CORRUPT : KV_REASON_READ_FAILED);
     resume_match(flow);
 }
 

@@ -231,7 +231,7 @@ static bool list_quarantined(struct flow *flow, struct request_scrub *out)
     return true;
 }
 
-static bool fill_status(struct flow *flow, bool changed)
+bool scrub_fill_status(struct flow *flow, bool changed)
 {
     const struct scrub *scrub = &flow->shard->scrub;
     struct request_scrub *out = kv_arena_alloc(flow->req->arena, sizeof(*out));
@@ -266,6 +266,10 @@ void flow_scrub(struct flow *flow)
     const struct request_in *in = &flow->req->in;
     uint64_t rate_bytes = in->u.scrub.rate_bytes;
     kv_status status = KV_OK;
+    if (in->u.scrub.action == SCRUB_RELEASE) {
+        flow_release(flow);
+        return;
+    }
     bool changed = false;
     if (in->u.scrub.action == SCRUB_START && scrub->run == NULL) {
         if (rate_bytes == 0) rate_bytes = shard->options.scrub_rate_bytes;
@@ -282,7 +286,7 @@ void flow_scrub(struct flow *flow)
         changed = !scrub->stopping;
         scrub->stopping = true;
     }
-    if (status == KV_OK && !fill_status(flow, changed)) status = KV_NOMEM;
+    if (status == KV_OK && !scrub_fill_status(flow, changed)) status = KV_NOMEM;
     if (status != KV_OK) flow_fail_status(flow, status);
     flow_finish(flow);
 }

@@ -164,6 +164,7 @@ const char *shard_health(struct shard *shard)
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;
+    assert(session->commits == 0); /* A save in flight names nodes. */
     while ((node = kv_index_node_next(session, node)) != NULL) {
         for (uint32_t i = 0; i < node->page_count; i++) {
             if (node->pages[i] == page) shard_before_drop(session, node);
@@ -244,7 +245,7 @@ static void tick_lives(struct shard *shard)
     }
 }
 
-static void tick_health(struct shard *shard)
+void shard_look_at_health(struct shard *shard)
 {
     const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
     const char *health = NULL;
@@ -257,8 +258,8 @@ static void tick_health(struct shard *shard)
     if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
-    if (worker_model_lost(shard->options.worker))
-        health = "a file of the model is gone or was changed while in use";
+    const char *lost = worker_model_lost(shard->options.worker);
+    if (lost != NULL) health = lost;
     atomic_store(&shard->health, health);
 }
 
@@ -284,7 +285,7 @@ void shard_run(void *context)
             tick_flows(shard);
             patience_tick(shard);
             tick_lives(shard);
-            tick_health(shard);
+            shard_look_at_health(shard);
             answers_tick(shard);
             sweep_tick(shard);
         }

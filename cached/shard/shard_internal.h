@@ -287,6 +287,7 @@ void flow_get_session(struct flow *flow);
 void flow_get_stats(struct flow *flow);
 void flow_advance_clock(struct flow *flow);
 void flow_scrub(struct flow *flow);
+void flow_release(struct flow *flow); /* Of flow_scrub(). */
 void flow_disk_usage(struct flow *flow);
 void flow_delete_session(struct flow *flow);
 void flow_erase_user(struct flow *flow);
@@ -408,6 +409,8 @@ struct evict {
 bool evict_tick(struct shard *shard);
 /* Why saves are refused now for lack of room that others took; NULL: they are not. */
 const char *evict_health(const struct shard *shard);
+/* Every 50 ms, and before an answer that health must agree with. */
+void shard_look_at_health(struct shard *shard);
 
 /* ---- compaction ---- */
 
@@ -467,6 +470,8 @@ struct scrub {
 
 /* Once a loop turn.  Returns the nanoseconds until it wants the next one; UINT64_MAX: none. */
 uint64_t scrub_tick(struct shard *shard);
+/* The answer to any call of the scrub; false: no memory. */
+bool scrub_fill_status(struct flow *flow, bool changed);
 /* Seconds since a whole pass ended, or since the start where none did. */
 double scrub_age_s(const struct shard *shard);
 
@@ -585,6 +590,7 @@ struct shard {
     struct evict evict;
     struct compact compact;
     struct scrub scrub;
+    struct flow *releases;    /* Calls that have quarantined places tried, the first one now. */
     struct removal *removals; /* Under way. */
     struct purge *purges;     /* Likewise. */
     struct answers answers;

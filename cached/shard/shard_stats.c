@@ -230,6 +230,10 @@ static void fill_space(struct shard *shard, struct request_stats *stats)
         "What the SSD tier may hold now: ssd.bytes, or less where its file system has less.");
     add(stats, "cached_ssd_file_bytes", NULL, (double)ssd.bytes_files,
         "Size of all segment files.");
+    add(stats, "cached_ssd_pages_total", "place=\"erased\"", (double)ssd.pages_erased,
+        "Free places on SSD written over because of what had been stored in them.");
+    add(stats, "cached_ssd_unerased_bytes", NULL, (double)(ssd.pages_unerased * page),
+        "Free places on SSD that may still hold what was stored in them.");
 }
 
 static void fill_scrub(struct shard *shard, struct request_stats *stats)
@@ -254,9 +258,11 @@ static void fill_scrub(struct shard *shard, struct request_stats *stats)
         "Places on SSD that are free, in the segment files that are there.");
     add(stats, "cached_tier_quarantined_bytes", "tier=\"ssd\"",
         (double)ssd.pages_quarantined * shard->layout->page_bytes,
-        "Places on SSD that are given to nobody any more.");
+        "Places on SSD that are given to nobody until they are released.");
     add(stats, "cached_quarantined_pages_total", NULL, (double)store->quarantined,
         "Places that were quarantined since the start.");
+    add(stats, "cached_quarantine_released_total", NULL, (double)store->released,
+        "Quarantined places that were tried and are used again, since the start.");
 }
 
 /* What the start found; the same until the next one. */

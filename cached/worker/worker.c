@@ -240,7 +240,7 @@ struct worker_stats worker_stats(struct worker *worker)
     };
 }
 
-bool worker_model_lost(struct worker *worker)
+const char *worker_model_lost(struct worker *worker)
 {
     return atomic_load(&worker->model_lost);
 }

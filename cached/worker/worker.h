@@ -138,6 +138,7 @@ struct worker_stats {
     uint64_t drafts_proposed, drafts_accepted; /* Of those that were compared. */
 };
 struct worker_stats worker_stats(struct worker *worker); /* Any thread: atomics. */
-/* Any thread: a file of the model is gone or changed; every job ends with KV_IO. */
-bool worker_model_lost(struct worker *worker);
+/* Any thread: which file of the model is gone or changed, and how: every job ends with KV_IO.
+ * NULL: none.  Stays as long as the worker. */
+const char *worker_model_lost(struct worker *worker);
 uint32_t worker_slots(const struct worker *worker);

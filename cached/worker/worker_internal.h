@@ -57,7 +57,8 @@ struct worker {
     struct eng_draft_item *items;    /* One per slot. */
     struct draft_costs costs;        /* Of passes of steps only. */
     struct draft_costs costs_beside; /* Of those with prefill rows besides. */
-    atomic_bool model_lost;          /* Read by any thread. */
+    const char *_Atomic model_lost;  /* lost_text, or NULL; read by any thread. */
+    char lost_text[sizeof(((struct kv_error *)0)->text) + 48];
     struct worker_counters counters;
 };
 

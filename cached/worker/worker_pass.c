@@ -11,6 +11,7 @@
 #include "kvstore/base/bytes.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 /* ---- drafts ---- */
 
@@ -151,9 +152,12 @@ static void cancel_jobs(struct worker *worker)
  * worker. */
 static void lose_jobs(struct worker *worker, const struct kv_error *err)
 {
-    if (!atomic_exchange(&worker->model_lost, true))
-        kv_log(worker->log, KV_LOG_ERROR, "model_lost",
-               "text=\"%s; restart with a whole model\"", err->text);
+    if (atomic_load(&worker->model_lost) == NULL) {
+        (void)snprintf(worker->lost_text, sizeof(worker->lost_text),
+                       "the model is lost: %s; restart with a whole one", err->text);
+        atomic_store(&worker->model_lost, worker->lost_text);
+        kv_log(worker->log, KV_LOG_ERROR, "model_lost", "text=\"%s\"", worker->lost_text);
+    }
     for (uint32_t i = 0; i < worker->slot_count; i++)
         if (worker->slots[i].job != NULL) job_lose(worker, worker->slots[i].job);
 }

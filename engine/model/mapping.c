@@ -127,7 +127,9 @@ kv_status eng_mapping_open(const char *path, uint64_t max, struct eng_mapping *r
     if (status == KV_OK) status = open_regular(path, max, &mapping.fd, &found, err);
     if (status != KV_OK) goto fail;
     mapping.bytes = (uint64_t)found.st_size;
-    mapping.changed = found.st_mtim;
+    mapping.written = found.st_mtim;
+    mapping.changed = found.st_ctim;
+    mapping.links = found.st_nlink;
     if (mapping.bytes > 0) {
         void *data = mmap(NULL, (size_t)mapping.bytes, PROT_READ, MAP_SHARED, mapping.fd, 0);
         if (data == MAP_FAILED) {
@@ -170,6 +172,11 @@ bool eng_mapping_lost(const struct eng_mapping *mapping)
     return mapping->data != NULL && atomic_load(&slots[mapping->slot].lost);
 }
 
+static bool same_time(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
 kv_status eng_mapping_check(const struct eng_mapping *mapping, struct kv_error *err)
 {
     struct stat now;
@@ -179,11 +186,15 @@ kv_status eng_mapping_check(const struct eng_mapping *mapping, struct kv_error *
         return KV_FAIL(
             err, KV_IO, "%s: shrank while it was mapped, expected %llu bytes, found %llu",
             mapping->path, (unsigned long long)mapping->bytes, (unsigned long long)now.st_size);
-    if ((uint64_t)now.st_size != mapping->bytes || now.st_mtim.tv_sec != mapping->changed.tv_sec ||
-        now.st_mtim.tv_nsec != mapping->changed.tv_nsec)
+    if ((uint64_t)now.st_size != mapping->bytes || !same_time(&now.st_mtim, &mapping->written))
         return KV_FAIL(err, KV_IO, "%s: changed while it was mapped", mapping->path);
     if (eng_mapping_lost(mapping))
         return KV_FAIL(err, KV_IO, "%s: pages could not be read", mapping->path);
+    if (now.st_nlink == mapping->links && !same_time(&now.st_ctim, &mapping->changed))
+        return KV_FAIL(err, KV_IO,
+                       "%s: its times or rights were set while it was mapped, which may hide that "
+                       "it was written to",
+                       mapping->path);
     return KV_OK;
 }
 

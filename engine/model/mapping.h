@@ -24,8 +24,11 @@ struct eng_mapping {
     int fd;
     const uint8_t *data; /* NULL when the file is empty. */
     uint64_t bytes;
-    struct timespec changed; /* mtime when it was opened. */
-    uint32_t slot;           /* Where the handler finds it; ENG_MAPPINGS_MAX: nowhere. */
+    /* When it was opened.  mtime can be set back, ctime cannot; but a link made or removed moves
+     * ctime too, and a model may be unlinked while it is in use. */
+    struct timespec written, changed;
+    uint64_t links;
+    uint32_t slot; /* Where the handler finds it; ENG_MAPPINGS_MAX: nowhere. */
 };
 
 /* KV_INVALID: not a regular file, or longer than `max`; KV_IO; KV_BUSY: too many mappings. */
@@ -37,7 +40,8 @@ void eng_mapping_close(struct eng_mapping *mapping);
 /* True once a page was missing: everything computed since may be wrong.  One atomic load. */
 bool eng_mapping_lost(const struct eng_mapping *mapping);
 
-/* KV_IO when the mapping is lost, or the file has another size or time than when it was opened. */
+/* KV_IO when the mapping is lost, or the file has another size or mtime than when it was opened, or
+ * another ctime with as many links. */
 kv_status eng_mapping_check(const struct eng_mapping *mapping, struct kv_error *err) KV_MUST_CHECK;
 
 /* Reads from the file and not through the mapping, which would bring in the pages around as well.

@@ -84,6 +84,7 @@ struct rocks {
     _Atomic bool stopped;
     _Atomic uint64_t full_ns; /* When RocksDB last met a full file system; 0: it writes again. */
     char *dir;
+    struct rocks *left_before; /* Of those that were not closed. */
 };
 
 static struct rocks *rocks_of(struct kv_manifest *manifest)
@@ -416,6 +417,15 @@ static kv_status check_room(const char *dir, struct kv_error *err)
                    dir, (unsigned long long)have, (unsigned long long)need);
 }
 
+/* RocksDB ends the process when it is to close a log that it could not write: after a failed write
+ * it is left to the kernel as it is.  Named here so that a leak checker sees whose it is. */
+static void leave(struct rocks *rocks)
+{
+    static struct rocks *left; /* By the thread that closes, which is main. */
+    rocks->left_before = left;
+    left = rocks;
+}
+
 static void rocks_close(struct kv_manifest *manifest)
 {
     struct rocks *rocks = rocks_of(manifest);
@@ -432,6 +442,10 @@ static void rocks_close(struct kv_manifest *manifest)
     kv_mailbox_destroy(rocks->writer_inbox);
     kv_mailbox_destroy(rocks->reader_inbox);
 
+    if (atomic_load(&rocks->failed)) {
+        leave(rocks);
+        return;
+    }
     if (rocks->db != NULL) rocksdb_close(rocks->db);
     rocksdb_readoptions_destroy(rocks->read_options);
     rocksdb_writeoptions_destroy(rocks->write_options);
@@ -445,15 +459,16 @@ static void rocks_close(struct kv_manifest *manifest)
 static struct kv_manifest_stats rocks_stats(struct kv_manifest *manifest)
 {
     struct rocks *rocks = rocks_of(manifest);
-    const bool stopped = atomic_load(&rocks->stopped);
+    const bool failed = atomic_load(&rocks->failed);
+    const bool stopped = atomic_load(&rocks->stopped) && !failed;
     const bool room = has_room(rocks, MEMORY_MANY);
     return (struct kv_manifest_stats){
         .batches = atomic_load(&rocks->batch_count),
         .syncs = atomic_load(&rocks->sync_count),
         .records = atomic_load(&rocks->record_count),
-        .failed = atomic_load(&rocks->failed),
-        .no_room = stopped || !room,
-        .may_resume = stopped && room && !atomic_load(&rocks->failed),
+        .failed = failed,
+        .no_room = !failed && (stopped || !room),
+        .may_resume = stopped && room,
     };
 }
 

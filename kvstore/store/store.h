@@ -45,8 +45,9 @@ struct kv_store_options {
     struct kv_mailbox *mailbox;   /* The shard's: manifest answers come here. */
     uint64_t hbm_bytes, pool_bytes, ssd_bytes, segment_bytes, index_bytes;
     uint64_t pool_ttl_ms, rows_ttl_ms;
-    uint32_t sessions_max; /* KV_SESSIONS_MAX; fewer in test builds. */
-    struct kv_quota quota; /* The default plan, until a record takes its place. */
+    uint64_t erase_within_ms; /* Of what is stored no more, on SSD (plan/erase.h); 0: never. */
+    uint32_t sessions_max;    /* KV_SESSIONS_MAX; fewer in test builds. */
+    struct kv_quota quota;    /* The default plan, until a record takes its place. */
     /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
     void (*progress)(void *context, const char *phase, uint32_t percent);
     void *progress_context;
@@ -76,7 +77,7 @@ struct kv_store_counters {
     uint64_t moved_pages;         /* By compaction. */
     uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
     uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
-    uint64_t quarantined; /* Places, since the start. */
+    uint64_t quarantined, released; /* Places, since the start. */
 };
 
 /* A session that is gone as a whole. */
@@ -334,6 +335,21 @@ void kv_store_quarantine(struct kv_store *store, uint32_t page, enum kv_found_by
 /* Checkpoints of its session whose rows are in the page: those that list it, and those below that
  * list no other one for its position. */
 uint32_t kv_store_page_owners(const struct kv_store *store, uint32_t page);
+
+/* ---- store_release.c ---- */
+
+struct kv_release_result {
+    uint32_t released; /* They keep what is written to them, and are free again. */
+    uint32_t bad;      /* They do not. */
+    uint32_t named;    /* A record still names them: when its tree is loaded it goes. */
+};
+typedef void kv_release_done_fn(void *context, const struct kv_release_result *result,
+                                kv_status status);
+/* Tries every quarantined place whose file is there, one after the other.  `done` may run inside of
+ * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; KV_IO: the
+ * manifest is.  `cancelled` is asked between two places: true ends it there. */
+kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),
+                                 kv_release_done_fn *done, void *context) KV_MUST_CHECK;
 
 /* ---- store_scrub.c: everything stored is read and compared, in the background ---- */
 

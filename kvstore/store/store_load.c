@@ -441,12 +441,13 @@ void kv_store_unload(struct kv_store *store, struct kv_session *session)
     assert(session->live == NULL && session->busy == NULL && session->commits == 0);
     const uint32_t recorded = session->recorded_nodes, pages = session->pages;
     store->unloading = true;
-    while (session->roots != NULL) {
-        struct kv_node *node = session->roots;
+    for (struct kv_node *node = session->roots; node != NULL;) {
         while (node->child != NULL)
             node = node->child;
+        struct kv_node *const above = node->parent;
         kv_pool_drop(store->pool, &node->image, KV_REASON_LOST_NODE);
         kv_index_node_remove(store->index, node);
+        node = above != NULL ? above : session->roots;
     }
     store->unloading = false;
     session->head = NULL;

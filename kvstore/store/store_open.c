@@ -212,6 +212,7 @@ static struct kv_ssd_options ssd_options(const struct kv_store_options *options,
         .segment_bytes = options->segment_bytes,
         .page_bytes = options->layout->page_bytes,
         .directory = options->superblock.id,
+        .erase_within_ns = options->erase_within_ms * 1000000u,
     };
 }
 
@@ -273,7 +274,9 @@ static kv_status begin_run(struct kv_store *store, struct kv_error *err)
     if (status != KV_OK) return status;
     visit.record.directory = store->options.superblock.id;
     visit.record.model = store->options.model;
-    visit.record.boots++;
+    /* Each start is a batch, so among those that were lost as many starts may have been; their
+     * generations stand in pages. */
+    visit.record.boots += 1 + store->recovery.lost_batches;
     store->generation = visit.record.boots << 32;
     const struct kv_manifest_put put = {key, key_bytes, value,
                                         kv_record_store_encode(&visit.record, value)};
@@ -410,7 +413,7 @@ void kv_store_tick(struct kv_store *store)
         store->dead = NULL;
         kv_batch_post(dead, NULL, NULL);
     }
-    kv_ssd_tick(store->ssd);
+    kv_ssd_tick(store->ssd, kv_store_now_ns(store));
     tell_refused(store);
     (void)kv_pool_tick(store->pool, kv_store_now_ns(store), 64);
 }

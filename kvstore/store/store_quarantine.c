@@ -1,12 +1,12 @@
 /*
- * Quarantine: a place whose bytes were wrong once is given to nobody any more.
+ * Quarantine: a place whose bytes were wrong once is given to nobody.
  *
  * It is taken out of the space at once and recorded in the batch that removes what needed it, so
  * that after a restart it is as before: a record Q with the checkpoints gone, or neither.  The bit
  * of the superblock comes first (docs/format.md): an older build must not take the record for
  * damage.  Where the bit cannot be set nothing is recorded, and the quarantine lasts until the next
- * start.  There is no way out of it but a new state directory: a bad place costs one page, and
- * whether the device or the kernel was at fault cannot be told from here.
+ * start.  Whether the device or the kernel was at fault cannot be told from here, so the way out of
+ * it is an operator's word (store_release.c); until then a bad place costs one page.
  */
 
 #include "kvstore/base/bytes.h"

@@ -299,15 +299,17 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Without the session's records. */
+/* Without the session's records.  From the leaves up; the way down is gone once, not again from the
+ * top for each leaf: a tree may be as deep as its session has checkpoints. */
 static void drop_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
 {
     struct kv_session *session = node->session;
+    struct kv_node *leaf = node;
     store->removing = loss->cause;
     for (;;) {
-        struct kv_node *leaf = node;
         while (leaf->child != NULL)
             leaf = leaf->child;
+        struct kv_node *const above = leaf == node ? NULL : leaf->parent;
         struct kv_batch *dead = kv_store_dead_batch(store);
         if (dead == NULL || kv_batch_delete_node(dead, &session->id, &leaf->id) != KV_OK)
             kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
@@ -316,9 +318,9 @@ static void drop_node(struct kv_store *store, struct kv_node *node, const struct
         store->counters.nodes_dropped++;
         store->counters.removed_nodes[loss->cause]++;
         if (leaf->durable) store->checkpoints--;
-        const bool last = leaf == node;
         kv_index_node_remove(store->index, leaf);
-        if (last) break;
+        if (above == NULL) break;
+        leaf = above;
     }
     store->removing = KV_REASON_NONE;
 }

@@ -1,7 +1,8 @@
 #pragma once
 
-/* The SSD tier from inside: for tier_ssd.c and ssd_ahead.c only. */
+/* The SSD tier from inside: for tier_ssd.c, ssd_ahead.c and ssd_retest.c only. */
 
+#include "kvstore/plan/erase.h"
 #include "kvstore/tier/ssd_make.h"
 #include "kvstore/tier/ssd_space.h"
 #include "kvstore/tier/tier_ssd.h"
@@ -17,11 +18,18 @@ struct kv_ssd_segment {
     struct kv_ssd *ssd;
 };
 
-/* Free pages that are being written through; nobody else's meanwhile.  Their flush is one of the
- * group's, so that no fdatasync ever takes the error of another. */
+#define KV_SSD_RUNS_MAX 32u
+
+/* Free pages that zeros are being written to, in runs; nobody else's meanwhile.  Their flush is one
+ * of the group's, so that no fdatasync ever takes the error of another. */
 struct kv_ssd_zeroing {
     bool active;
-    uint32_t first, count;
+    bool erases; /* What was stored in them; else ahead of their use. */
+    struct kv_ssd_run {
+        uint32_t first, count;
+    } runs[KV_SSD_RUNS_MAX];
+    uint32_t run_count, run_at; /* The one being written. */
+    uint32_t count;             /* Of all. */
     struct kv_disk_op op;
     struct kv_ssd_flush flush;
     uint8_t *zeros; /* Of one write; made when first needed. */
@@ -49,6 +57,8 @@ struct kv_ssd {
     struct kv_ssd_zeroing zeroing;
     uint32_t zero_segment; /* No segment before it has pages to be written through. */
     uint32_t written_free; /* Free pages that were written through. */
+    struct kv_erase erase;
+    uint32_t erase_at; /* Where its pass is. */
     struct kv_ssd_wait *waits, *waits_last;
 
     struct kv_ssd_flush *waiting; /* Next round, in order. */
@@ -62,6 +72,7 @@ struct kv_ssd {
     uint64_t pages_written;
     uint64_t pages_ahead;  /* Written through before they were needed, */
     uint64_t pages_behind; /* and given out before they were. */
+    uint64_t pages_erased; /* Zeros written over what was stored. */
     uint64_t flushes;
     uint64_t io_errors;
     uint32_t ops_inflight;
@@ -73,8 +84,10 @@ static inline bool kv_ssd_is_read_only(const struct kv_ssd *ssd)
     return ssd->read_only_reason[0] != '\0';
 }
 
-/* Pages of a segment that was just made or opened are free from here on. */
-void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes);
+/* Pages of a segment that was just made or opened are free from here on; soiled: nobody knows what
+ * is in them. */
+void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes,
+                         bool soiled);
 /* The lowest number without a file. */
 uint32_t kv_ssd_next_number(const struct kv_ssd *ssd);
 /* What the file system leaves us now. */
@@ -89,6 +102,9 @@ void kv_ssd_mark_dirty(struct kv_ssd *ssd, uint32_t page);
 
 /* ---- ssd_ahead.c ---- */
 
+/* Whether zeros are being written to the page. */
+bool kv_ssd_is_zeroing(const struct kv_ssd *ssd, uint32_t page);
+bool kv_ssd_is_zeroing_in(const struct kv_ssd *ssd, uint32_t segment);
 /* Whether the page counts as written through, once it is free. */
 bool kv_ssd_is_written(const struct kv_ssd *ssd, uint32_t page);
 /* Pages in use by others than whoever writes ahead. */

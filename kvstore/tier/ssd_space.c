@@ -60,7 +60,9 @@ kv_status kv_ssd_space_init(struct kv_ssd_space *space, uint32_t page_max)
     space->taken = malloc(words * sizeof(uint64_t));
     space->idle = calloc(words, sizeof(uint64_t));
     space->present = calloc(words, sizeof(uint64_t));
-    if (space->taken == NULL || space->present == NULL || space->idle == NULL) {
+    space->soiled = calloc(words, sizeof(uint64_t));
+    if (space->taken == NULL || space->present == NULL || space->idle == NULL ||
+        space->soiled == NULL) {
         kv_ssd_space_fini(space);
         return KV_NOMEM;
     }
@@ -73,26 +75,33 @@ void kv_ssd_space_fini(struct kv_ssd_space *space)
     free(space->taken);
     free(space->present);
     free(space->idle);
-    space->idle = NULL;
+    free(space->soiled);
     free(space->bad);
-    space->taken = NULL;
-    space->present = NULL;
-    space->bad = NULL;
+    space->taken = space->present = space->idle = space->soiled = space->bad = NULL;
 }
 
-void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count)
+/* One more is free, or one less. */
+static void count_free(struct kv_ssd_space *space, uint32_t page, bool more)
+{
+    const uint32_t by = more ? 1 : UINT32_MAX;
+    space->free_count += by;
+    if (bit_get(space->soiled, page)) space->soiled_free += by;
+}
+
+void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count, bool soiled)
 {
     assert(first <= space->page_max);
     assert(count <= space->page_max - first);
     for (uint32_t page = first; page < first + count; page++) {
         assert(!bit_get(space->present, page));
         bit_set(space->present, page);
+        if (soiled) bit_set(space->soiled, page);
         if (kv_ssd_space_quarantined(space, page)) {
             space->bad_count++;
             continue;
         }
         bit_clear(space->taken, page);
-        space->free_count++;
+        count_free(space, page, true);
     }
     space->lowest = KV_MIN(space->lowest, first);
 }
@@ -100,7 +109,7 @@ void kv_ssd_space_add(struct kv_ssd_space *space, uint32_t first, uint32_t count
 static void take(struct kv_ssd_space *space, uint32_t page)
 {
     bit_set(space->taken, page);
-    space->free_count--;
+    count_free(space, page, false);
     space->used_count++;
 }
 
@@ -178,8 +187,32 @@ void kv_ssd_space_free(struct kv_ssd_space *space, uint32_t page)
         return;
     }
     bit_clear(space->taken, page);
-    space->free_count++;
+    count_free(space, page, true);
     space->lowest = KV_MIN(space->lowest, page);
+}
+
+void kv_ssd_space_soil(struct kv_ssd_space *space, uint32_t page)
+{
+    assert(page < space->page_max);
+    assert(bit_get(space->taken, page) && bit_get(space->present, page));
+    bit_set(space->soiled, page);
+}
+
+void kv_ssd_space_clean(struct kv_ssd_space *space, uint32_t page)
+{
+    assert(page < space->page_max);
+    assert(bit_get(space->taken, page) && bit_get(space->present, page));
+    bit_clear(space->soiled, page);
+}
+
+uint32_t kv_ssd_space_next_soiled(const struct kv_ssd_space *space, uint32_t page)
+{
+    while (page < space->page_max) {
+        const uint64_t word = (space->soiled[page / 64] & ~space->taken[page / 64]) >> (page % 64);
+        if (word != 0) return page + (uint32_t)__builtin_ctzll(word);
+        page += 64 - page % 64;
+    }
+    return space->page_max;
 }
 
 uint32_t kv_ssd_space_count(const struct kv_ssd_space *space, uint32_t first, uint32_t count)
@@ -217,7 +250,7 @@ void kv_ssd_space_close(struct kv_ssd_space *space, uint32_t first, uint32_t cou
         if (bit_get(space->taken, page)) continue;
         bit_set(space->taken, page);
         bit_set(space->idle, page);
-        space->free_count--;
+        count_free(space, page, false);
         space->idle_count++;
     }
 }
@@ -231,7 +264,7 @@ void kv_ssd_space_open(struct kv_ssd_space *space)
             bit_clear(space->idle, page);
             bit_clear(space->taken, page);
             space->idle_count--;
-            space->free_count++;
+            count_free(space, page, true);
             space->lowest = KV_MIN(space->lowest, page);
         }
     }
@@ -257,9 +290,24 @@ kv_status kv_ssd_space_quarantine(struct kv_ssd_space *space, uint32_t page)
     } else if (bit_get(space->taken, page)) {
         space->used_count--;
     } else {
-        space->free_count--;
+        count_free(space, page, false);
     }
     bit_set(space->taken, page);
     space->bad_count++;
     return KV_OK;
+}
+
+bool kv_ssd_space_present(const struct kv_ssd_space *space, uint32_t page)
+{
+    return page < space->page_max && bit_get(space->present, page);
+}
+
+void kv_ssd_space_release(struct kv_ssd_space *space, uint32_t page)
+{
+    assert(kv_ssd_space_quarantined(space, page) && kv_ssd_space_present(space, page));
+    bit_clear(space->bad, page);
+    bit_clear(space->soiled, page);
+    space->bad_count--;
+    space->used_count++; /* As if somebody had it, who gives it back. */
+    kv_ssd_space_free(space, page);
 }

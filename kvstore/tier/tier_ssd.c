@@ -88,7 +88,8 @@ static uint32_t numbers_end(const char *names, uint64_t bytes)
     return end;
 }
 
-void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes)
+void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t valid_bytes,
+                         bool soiled)
 {
     struct kv_ssd_segment *segment = &ssd->segments[number];
     assert(segment->fd < 0);
@@ -97,7 +98,7 @@ void kv_ssd_take_segment(struct kv_ssd *ssd, uint32_t number, int fd, uint64_t v
     segment->written_to = 0;
     ssd->zero_segment = KV_MIN(ssd->zero_segment, number);
     ssd->segment_count++;
-    kv_ssd_space_add(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment);
+    kv_ssd_space_add(&ssd->space, number * ssd->pages_per_segment, ssd->pages_per_segment, soiled);
 }
 
 static kv_status segments_open(struct kv_ssd *ssd, const char *names, uint64_t bytes,
@@ -112,7 +113,7 @@ static kv_status segments_open(struct kv_ssd *ssd, const char *names, uint64_t b
         const kv_status status =
             kv_ssd_segment_open(&ssd->place, number, &fd, &valid_bytes, &repaired, err);
         if (status != KV_OK) return status;
-        kv_ssd_take_segment(ssd, number, fd, valid_bytes);
+        kv_ssd_take_segment(ssd, number, fd, valid_bytes, true);
         ssd->segments_repaired += repaired;
     }
     return KV_OK;
@@ -173,7 +174,7 @@ static kv_status first_add(struct kv_ssd *ssd, struct kv_error *err)
 {
     int fd;
     const kv_status status = kv_ssd_segment_create(&ssd->place, 0, &fd, err);
-    if (status == KV_OK) kv_ssd_take_segment(ssd, 0, fd, ssd->place.segment_bytes);
+    if (status == KV_OK) kv_ssd_take_segment(ssd, 0, fd, ssd->place.segment_bytes, false);
     return status;
 }
 
@@ -229,6 +230,7 @@ kv_status kv_ssd_open(const struct kv_ssd_options *options, struct kv_disk *disk
 
     ssd->disk = disk;
     ssd->bytes_max = options->bytes_max;
+    ssd->erase.within_ns = options->erase_within_ns;
     ssd->pages_per_segment =
         (uint32_t)((options->segment_bytes - KV_SEGMENT_HEADER_BYTES) / options->page_bytes);
     ssd->place = (struct kv_ssd_place){.disk = disk,
@@ -299,15 +301,14 @@ kv_status kv_ssd_claim(struct kv_ssd *ssd, uint32_t page)
 
 bool kv_ssd_claimed(const struct kv_ssd *ssd, uint32_t page)
 {
-    const struct kv_ssd_zeroing *zeroing = &ssd->zeroing;
-    if (zeroing->active && page - zeroing->first < zeroing->count) return false;
-    return kv_ssd_space_used(&ssd->space, page);
+    return !kv_ssd_is_zeroing(ssd, page) && kv_ssd_space_used(&ssd->space, page);
 }
 
 static void take_pages(struct kv_ssd *ssd, uint32_t count, uint32_t *ret_pages)
 {
     kv_ssd_space_alloc(&ssd->space, count, ret_pages);
     for (uint32_t i = 0; i < count; i++) {
+        kv_ssd_space_soil(&ssd->space, ret_pages[i]);
         if (kv_ssd_is_written(ssd, ret_pages[i]))
             ssd->written_free--;
         else
@@ -366,9 +367,8 @@ struct kv_ssd_segment_use kv_ssd_segment_use(const struct kv_ssd *ssd, uint32_t 
     return (struct kv_ssd_segment_use){
         .pages = ssd->pages_per_segment,
         .used = kv_ssd_space_count(&ssd->space, first, ssd->pages_per_segment),
-        .is_filling =
-            ssd->space.lowest / ssd->pages_per_segment == number ||
-            (ssd->zeroing.active && ssd->zeroing.first / ssd->pages_per_segment == number),
+        .is_filling = ssd->space.lowest / ssd->pages_per_segment == number ||
+                      kv_ssd_is_zeroing_in(ssd, number),
     };
 }
 
@@ -619,6 +619,9 @@ struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd)
         .pages_behind = ssd->pages_behind,
         .flushes = ssd->flushes,
         .io_errors = ssd->io_errors,
+        .pages_erased = ssd->pages_erased,
+        .pages_unerased = ssd->space.soiled_free +
+                          (ssd->zeroing.active && ssd->zeroing.erases ? ssd->zeroing.count : 0),
         .segments_repaired = ssd->segments_repaired,
         .ops_inflight = ssd->ops_inflight,
         .read_only = read_only,

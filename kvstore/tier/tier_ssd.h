@@ -28,6 +28,7 @@ struct kv_ssd_options {
     uint64_t segment_bytes;
     uint32_t page_bytes;
     struct kv_directory_id directory;
+    uint64_t erase_within_ns; /* Zeros over what was stored in free pages; 0: never. */
 };
 
 /* KV_INVALID, in one sentence: bytes_max holds no segment, or a segment no page. */
@@ -71,8 +72,10 @@ struct kv_ssd_wait {
 };
 void kv_ssd_wait(struct kv_ssd *ssd, struct kv_ssd_wait *wait);
 
-/* Goes on making space ahead of its use (plan/prewrite.h), in the background.  Once a loop turn. */
-void kv_ssd_tick(struct kv_ssd *ssd);
+/* Goes on making space ahead of its use (plan/prewrite.h), and with zeros over what was stored in
+ * pages that are free now (plan/erase.h), in the background.  Once a loop turn; now_ns: of the
+ * clock by which erase_within_ns counts. */
+void kv_ssd_tick(struct kv_ssd *ssd, uint64_t now_ns);
 /* Waits for what is under way of it. */
 void kv_ssd_rest(struct kv_ssd *ssd);
 void kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
@@ -134,6 +137,28 @@ struct kv_ssd_flush {
 };
 kv_status kv_ssd_flush_start(struct kv_ssd *ssd, struct kv_ssd_flush *flush) KV_MUST_CHECK;
 
+/* ---- quarantined pages that are tried again ---- */
+
+/* Tries whether a quarantined page keeps what is written to it, and leaves zeros in it.  done():
+ * KV_OK; KV_IO: it cannot be written or read (sys_errno); KV_CORRUPT: something else came back;
+ * KV_INVALID: read-only, now or by a flush that failed meanwhile. */
+struct kv_ssd_retest {
+    uint32_t page;
+    void (*done)(struct kv_ssd_retest *retest, kv_status status);
+    int sys_errno;
+    /* Owned by the tier until done. */
+    struct kv_ssd *ssd;
+    struct kv_disk_op op;
+    struct kv_ssd_flush flush;
+    uint8_t *wrote, *found;
+    uint8_t step;
+};
+/* done() runs only after KV_OK, and never inside of this call.  KV_MISS: its segment file is not
+ * there; KV_INVALID: read-only; KV_NOMEM. */
+kv_status kv_ssd_retest_start(struct kv_ssd *ssd, struct kv_ssd_retest *retest) KV_MUST_CHECK;
+/* After a retest that ended with KV_OK: the page is free again. */
+void kv_ssd_release(struct kv_ssd *ssd, uint32_t page);
+
 struct kv_ssd_usage {
     uint64_t bytes_max;   /* Configured. */
     uint64_t bytes_limit; /* And what the file system allows of it now. */
@@ -145,6 +170,8 @@ struct kv_ssd_usage {
     uint64_t io_errors;
     uint64_t pages_ahead;       /* Written through before they were needed, */
     uint64_t pages_behind;      /* and given out before that was done. */
+    uint64_t pages_erased;      /* Written over because of what had been stored in them, */
+    uint32_t pages_unerased;    /* and free ones that were not yet, or nobody knows. */
     uint64_t segments_repaired; /* Found cut, empty or with a damaged header at start. */
     uint32_t ops_inflight;
     bool read_only;

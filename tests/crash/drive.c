@@ -104,6 +104,8 @@ static void fill_flags(struct driver *driver, uint32_t round)
     /* Compaction at every start and while writing: most of each segment is of rewritten pages. */
     ex_flag(flags, "--ssd.compact_below=0.9");
     ex_flag(flags, "--ssd.compact_rate=1GiB");
+    /* Zeros over what is free, a few times between two faults. */
+    ex_flag(flags, "--ssd.erase_within=150ms");
     const char *io = getenv("CACHED_TEST_IO"); /* Every round on this backend. */
     if (io == NULL) io = round % 4 == 3 ? "pool" : "auto";
     ex_flag(flags, "--io.backend=%s", io);

@@ -121,7 +121,9 @@ def session_busy(w):
 
 @case("SCRUB_INVALID")
 def scrub_invalid(w):
-    for fields, field in (({"action": 0}, "action"), ({"action": 4}, "action"),
+    for fields, field in (({"action": 0}, "action"), ({"action": 5}, "action"),
+                          ({"action": admin_pb.SCRUB_ACTION_RELEASE, "rate_bytes": 1 << 20},
+                           "rate_bytes"),
                           ({"action": admin_pb.SCRUB_ACTION_START, "rate_bytes": 1}, "rate_bytes"),
                           ({"action": admin_pb.SCRUB_ACTION_STATUS, "rate_bytes": 1 << 20},
                            "rate_bytes")):

@@ -5,22 +5,27 @@ version's directory in it_kvdump.py, two daemons in it_lifecycle.py, a RocksDB t
 it_faults.py.
 """
 
+import fcntl
 import os
 import re
 import resource
 import shutil
+import struct
 import time
 
+import grpc
 from daemon import check, equal, expect, pb
 from faults import (
     CROWDED, MIB, Calls, come_back, lookers, mounted, owners, pages_on_disk, recovered,
     stored_sessions, well)
 from state_files import State, resealed_record
 from talk import (
-    EXACT, MISS, PAGE, REPLAY, Box, Talk, case, even, name_of, overwrite, patiently, resumed, run_cases,
-    skip_case, tokens)
+    EXACT, MISS, PAGE, REPLAY, Box, Talk, case, even, flip, name_of, overwrite, patiently, resumed,
+    run_cases, skip_case, tokens)
 
 NOBODY = 65534
+GOING_DOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+NOTHING_FLUSHED = 2
 
 
 def refused(box, what, *words, clean=True):
@@ -99,6 +104,39 @@ def a_read_only_mount():
         box.start()
         hits(box, prompts, "writable again")
         saves_again(box, "writable again")
+        box.stop()
+
+
+@case
+def a_file_system_that_goes_away():
+    """Every later write fails: saves are refused with that name, turns go on, the stop is a clean one,
+    and when it is mounted again everything acknowledged is there."""
+    with mounted("a_file_system_that_goes_away", mib=100) as place:
+        if place is None:
+            return
+        box = at(place).start()
+        prompts = stored_sessions(box, 6)
+        root = os.open(place, os.O_RDONLY)
+        fcntl.ioctl(root, GOING_DOWN, struct.pack("I", NOTHING_FLUSHED))
+        os.close(root)
+        client = box.client()
+        for i in range(2):  # The first finds out, the second is told.
+            expect(client.session.OpenSession,
+                   pb.OpenSessionRequest(session_id=f"later{i}"), code="FAILED_PRECONDITION",
+                   reason="SSD_READ_ONLY")
+        check(box.logged("event=manifest_write_failed"), "the log says so")
+        end = time.monotonic() + 5
+        while "failed sync" not in box.stats().health and time.monotonic() < end:
+            time.sleep(0.02)
+        check("failed sync" in box.stats().health, f"health: {box.stats().health!r}")
+        box.stop()
+        check(box.logged("event=stopped"), "the log has the stop")
+        os.system(f"umount {place}; mount -o loop {place}/../disk {place}")
+        offset = len(box.log())
+        box.start()
+        equal(recovered(box, offset), (len(prompts), 0), "recovered and dropped when it is back")
+        hits(box, prompts, "mounted again")
+        saves_again(box, "mounted again")
         box.stop()
 
 
@@ -404,6 +442,47 @@ def a_disk_whose_writes_hang():
 @case
 def a_disk_whose_flushes_hang():
     a_disk_that_hangs("flush")
+
+
+@case
+def damage_found_while_a_save_hangs():
+    """Nothing that the save needs is dropped under it: the turn goes without the page, the save gets
+    there, and the next turn drops what is hurt."""
+    calls = Calls()
+    box = Box("synthetic", {**CROWDED, "io.backend": "pool"}, env=calls.env()).start()
+    box.page_bytes = box.stats().page_bytes
+    client = box.client()
+    talk, history = Talk(client, "s"), tokens(400)
+    equal(talk.prefill(history).save_reason, "", "saved")
+    full = [(path, offset) for path, offset, _, ids in pages_on_disk(box) if len(ids) == PAGE]
+    equal(len(full), 3, "full pages")
+    other = Talk(client, "other")  # Opening is recorded.
+    calls.hang("flush")
+    history += tokens(40)
+    got = talk.prefill(history, timeout=4)
+    equal(got.save_reason, "SSD_SLOW", "a save that hangs")
+    for pages in range(int(box.tier("hbm").items_capacity), 0, -1):
+        try:  # The largest that fits: nothing else stays in memory.
+            other.prefill(tokens(PAGE * pages), timeout=4, no_checkpoint=True)
+            break
+        except grpc.RpcError:
+            pass
+    for path, offset in full:
+        flip(path, offset + 3000)
+    got = talk.prefill(history + tokens(5), timeout=4, no_checkpoint=True)
+    check(got.hit_tokens < 3 * PAGE and got.reason == "CORRUPT",
+          f"a turn that meets the damage: hit {got.hit_tokens}, {got.reason!r}")
+    calls.work()
+    answers_again(box, "flushes hung")
+    check(box.is_up(), "the daemon is up")
+    saves_again(box, "damage found beside a save")
+    talk.close()
+    got = talk.prefill(history + tokens(5))
+    check(got.hit_tokens < 3 * PAGE, f"the next turn: hit {got.hit_tokens}")
+    equal(got.save_reason, "", "which is stored")
+    resumed(talk.prefill(history + tokens(5)), EXACT, len(history), "and the one after")
+    well(box, what="damage found beside a save")
+    box.stop()
 
 
 # ---- Descriptors ----

@@ -8,7 +8,9 @@ import threading
 import time
 
 from cli import Tool, token_file
-from daemon import admin_pb, check, equal, expect, failure, pack, pb
+import grpc
+from daemon import Failure, admin_pb, check, equal, expect, failure, pack, pb
+from faults import Calls
 from state_files import State, kvdump
 from talk import (
     EXACT, MISS, REPLAY, Box, Talk, case, even, patiently, resumed, run_cases, tokens)
@@ -266,6 +268,66 @@ def a_user_in_the_middle_of_things():
     equal(failure(lambda: list(stream)).code, "CANCELLED", "which is cancelled")
     box.stop()
     equal(State(box.state).users, {}, "nobody is left")
+
+
+def removed_beside_a_dry_run(what, remove, looks):
+    """A dry run waits for records; the removal begins; the dry run ends; the removal is written and not
+    yet durable: `looks` of alice are refused all the time."""
+    faults = Calls()
+    box = Box("synthetic", {**FLAGS, "io.backend": "pool"}, env=faults.env()).start()
+    talk = Talk(box.client(), "go")
+    prompt = tokens(600)
+    for end in range(60, 600, 6):  # Records of several blocks, none of which is cached after a start.
+        patiently(talk.prefill, prompt[:end], level=pb.LEVEL_SSD)
+    box.restart()
+    talk = Talk(box.client(), "go")
+    looker = box.client()
+    answers = {}
+
+    def call(name, function, *args, **kwargs):
+        try:
+            answers[name] = function(*args, **kwargs)
+        except grpc.RpcError as error:
+            answers[name] = Failure(error)
+
+    faults.hang("read", ".sst")
+    dry = threading.Thread(target=call, args=("dry", box.operator.EraseUser,
+                                              admin_pb.EraseUserRequest(user="alice", dry_run=True)),
+                           kwargs={"timeout": 1})
+    dry.start()
+    time.sleep(0.2)
+    gone = threading.Thread(target=call, args=("removal", *remove(box, talk)),
+                            kwargs={"timeout": 30})
+    gone.start()
+    dry.join()
+    equal(answers["dry"].code, "DEADLINE_EXCEEDED", f"{what}: the dry run waited for records")
+    faults.hang("flush", ".log")
+    time.sleep(0.3)
+    for _ in range(3):
+        expect(*looks(looker), code="ABORTED", reason="SESSION_BUSY", timeout=2)
+    faults.work()
+    gone.join()
+    check(not isinstance(answers["removal"], Failure), f"{what}: {answers['removal']}")
+    check(box.is_up(), f"{what}: the daemon is up")
+    is_gone(talk, "DELETED" if what == "DeleteSession" else "go", what)
+    box.stop()
+    return holds_nothing(box, "alice/go", what)
+
+
+@case
+def a_dry_run_that_ends_early():
+    """It has taken nothing out of reach, so it puts nothing back: a removal that has begun meanwhile
+    goes on, and nobody is let in before it is done."""
+    removed_beside_a_dry_run(
+        "DeleteSession",
+        lambda box, talk: (talk.call.DeleteSession, pb.DeleteSessionRequest(session_id="go")),
+        lambda client: (client.session.Lookup,
+                        pb.LookupRequest(session_id="go", tokens=pack([1, 2]))))
+    state = removed_beside_a_dry_run(
+        "EraseUser",
+        lambda box, talk: (box.operator.EraseUser, admin_pb.EraseUserRequest(user="alice")),
+        lambda client: (client.session.OpenSession, pb.OpenSessionRequest(session_id="new")))
+    equal(list(state.users.values()), [], "no record of the user")
 
 
 @case

@@ -5,6 +5,7 @@ What is expected comes from tests/integration/state_files.py, which reads a dire
 of docs/format.md.
 """
 
+import errno
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import time
 
 from cli import Tool, token_file
 from daemon import admin_pb, check, equal, expect, failure, pb, scratch
+from faults import Calls
 from state_files import State, kvdump
 from talk import (
     MISS, PAGE, REPLAY, Box, Talk, case, even, find_pages, flip, patiently, resumed, rng, run_cases, tokens)
@@ -579,10 +581,144 @@ def the_commands():
     box.stop()
 
 
+def ahead_is_made(box):
+    """Nothing is written that nobody asked for."""
+    before = None
+    while (now := box.counter("cached_ssd_pages_total", 'place="ahead"')) != before:
+        before = now
+        time.sleep(0.3)
+
+
+@case
+def quarantined_places_are_released():
+    """What keeps a pattern and zeros is used again; what the device refuses stays out of use, and is no
+    reason to keep nothing more."""
+    calls = Calls()
+    box = Box("synthetic", {**FLAGS, "io.backend": "pool"}, env=calls.env()).start()
+    nothing = tool(box).json("scrub", "release", "--json")
+    equal([nothing[key] for key in ("released", "still_bad", "not_tried", "quarantined_pages")],
+          [0, 0, 0, 0], "none is quarantined")
+    prompts = stored(box, 6)
+    box.stop()
+    hurt = damage_some(State(box.state), 5)
+    box.start()
+    equal(whole_pass(box).damaged, 5, "found")
+    ahead_is_made(box)
+    used = box.tier("ssd").items_used
+    calls.fail("write", errno.EIO)
+    got = tool(box).json("scrub", "release", "--json", code=7)
+    equal((got["released"], got["still_bad"], got["quarantined_pages"]), (0, 5, 5), "refused writes")
+    calls.fail("read", errno.EIO)
+    said = tool(box).code(7, "scrub", "release").stdout
+    check("still bad    5 pages" in said, f"refused reads: {said!r}")
+    equal(box.log().count("event=page_still_bad"), 10, "each is told")
+    equal(box.stats().health, "serving", "health")
+    calls.work()
+    places_add_up(box, "before")
+    said = tool(box).code(0, "scrub", "release").stdout
+    check("released     5 pages" in said and "quarantined  0 pages" in said, f"released: {said!r}")
+    equal(box.log().count("event=page_released"), 5, "each is told")
+    equal((scrub(box).quarantined_pages, len(scrub(box).quarantined)), (0, 0), "status")
+    equal(box.tier("ssd").items_used, used, "nobody has them")
+    places_add_up(box, "after")
+    equal(box.counter("cached_quarantine_released_total"), 5, "counted")
+    box.crash()
+    equal(scrub(box).quarantined_pages, 0, "after kill -9")
+    places_add_up(box, "after kill -9")
+    box.stop()
+    state = State(box.state)
+    equal([key for key in state.records if key[:1] == b"Q"], [], "no record is left")
+    for page in hurt:
+        equal(state.read(page), bytes(state.page_bytes), "zeros stand there")
+    equal(kvdump("verify", box.state)[0], 0, "kvdump verify")
+    box.start()
+    for label, prompt in prompts.items():
+        user, name = label.split("/")
+        equal(Talk(box.client(user), name).prefill(prompt + tokens(300)).save_reason, "", label)
+    more = stored(box, 12)
+    box.stop()
+    places = {page.place for page in State(box.state).pages()}
+    check(places & {page.place for page in hurt}, "they are used again")
+    box.start()
+    equal(whole_pass(box).damaged, 0, "and are good")
+    for label, prompt in more.items():
+        user, name = label.split("/")
+        resumed(Talk(box.client(user), name).prefill(prompt + tokens(5)), REPLAY, even(len(prompt)),
+                label)
+    box.no_wrong_bytes()
+    box.stop()
+
+
+@case
+def a_place_that_a_record_names_is_not_released():
+    """A Lookup finds damage and drops nothing: the place is out of use, and still in a record."""
+    box = Box("synthetic", FLAGS).start()
+    talk, prompt = Talk(box.client(), "s"), tokens(380)
+    equal(talk.prefill(prompt).save_reason, "", "saved")
+    talk.close()
+    box.stop()
+    state = State(box.state)
+    page = next(p for p in state.pages() if p.position == 128)
+    path, offset = state.where(page)
+    flip(path, offset + 5000)
+    box.start()
+    talk = Talk(box.client(), "s")
+    talk.lookup(prompt[:200] + tokens(50))
+    equal(scrub(box).quarantined_pages, 1, "found by the lookup")
+    got = scrub(box, admin_pb.SCRUB_ACTION_RELEASE)
+    equal((got.released, got.still_bad, got.still_named), (0, 0, 1), "not tried")
+    talk.prefill(prompt)
+    got = scrub(box, admin_pb.SCRUB_ACTION_RELEASE)
+    equal((got.released, got.still_named, got.quarantined_pages), (1, 0, 0), "after it was used")
+    places_add_up(box, "released")
+    box.no_wrong_bytes()
+    box.stop()
+    equal(kvdump("verify", box.state)[0], 0, "kvdump verify")
+
+
+@case
+def a_release_while_everything_runs():
+    """Beside saves, reads, a pass and other releases; each place is given to one at a time."""
+    box = Box("synthetic", FLAGS).start()
+    prompts = stored(box, 8)
+    for round_ in range(3):
+        box.stop()
+        damage_some(State(box.state), 4)
+        box.start()
+        found = whole_pass(box).quarantined_pages
+        check(found >= 4, f"round {round_}: {found}")
+        released = []
+
+        def release():
+            released.append(scrub(box, admin_pb.SCRUB_ACTION_RELEASE).released)
+
+        def work(index):
+            client = box.client()
+            for turn in range(6):
+                talk = Talk(client, f"r{round_}-{index}-{turn}")
+                prompt = tokens(rng.randrange(150, 500))
+                equal(patiently(talk.prefill, prompt).save_reason, "", "saved beside")
+                prompts[f"alice/{talk.name}"] = prompt
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        threads += [threading.Thread(target=release) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        scrub(box, START)
+        for thread in threads:
+            thread.join()
+        end_of_pass(box)
+        equal((sum(released), scrub(box).quarantined_pages), (found, 0), "each once")
+        places_add_up(box, f"round {round_}")
+    box.no_wrong_bytes()
+    box.stop()
+    equal(kvdump("verify", box.state)[0], 0, "kvdump verify")
+
+
 @case
 def bad_requests():
     box = Box("synthetic", FLAGS).start()
-    for fields, field in (({}, "action"), ({"action": 4}, "action"),
+    for fields, field in (({}, "action"), ({"action": 5}, "action"),
                           ({"action": START, "rate_bytes": 1000}, "rate_bytes"),
                           ({"action": START, "rate_bytes": 65 << 30}, "rate_bytes"),
                           ({"action": STATUS, "rate_bytes": 1 << 20}, "rate_bytes"),

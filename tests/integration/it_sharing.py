@@ -9,7 +9,7 @@ import time
 
 from cli import Tool, token_file
 from daemon import check, equal, expect, pack, pb, scratch
-from talk import MISS, Box, Talk, case, model_dir, resumed, run_cases, tokens
+from talk import EXACT, MISS, Box, Talk, case, model_dir, resumed, run_cases, tokens
 
 CHUNK = 64
 
@@ -77,10 +77,33 @@ def a_model_file_that_shrinks_ends_calls_not_the_daemon():
     path, box, talk, prompt = a_model_of_its_own()
     os.truncate(os.path.join(path, "model.safetensors"), 8192)
     is_refused(talk, prompt)
+    check(f"{path}/model.safetensors: shrank" in box.stats().health,
+          f"health names the file: {box.stats().health}")
     check(box.logged(f"{path}/model.safetensors: shrank"), "the log names the file")
-    time.sleep(0.2)  # The shard looks every 50 ms.
-    check("a file of the model" in box.stats().health, f"health says so: {box.stats().health}")
     equal([c.position for c in talk.get().checkpoints], [200], "what was stored before is there")
+    box.stop()
+
+
+@case
+def a_model_file_whose_time_was_set_back_ends_calls_too():
+    path, box, talk, prompt = a_model_of_its_own()
+    weights = os.path.join(path, "model.safetensors")
+    before = os.stat(weights)
+    with open(weights, "r+b") as f:
+        f.seek(before.st_size - 64)
+        f.write(b"\x40" * 32)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    is_refused(talk, prompt)
+    check("may hide" in box.stats().health, f"health: {box.stats().health}")
+    box.stop()
+
+
+@case
+def a_model_may_be_removed_while_it_is_in_use():
+    path, box, talk, prompt = a_model_of_its_own()
+    os.rename(path, path + ".old")
+    shutil.rmtree(path + ".old")
+    resumed(talk.prefill(prompt + tokens(80)), EXACT, 200, "with its model removed")
     box.stop()
 
 

@@ -15,6 +15,7 @@
 
 #define TURNS_MAX 100000u
 #define WAIT_MS 1
+#define TURN_NS 200000u
 
 static struct kv_store_options options_of(const struct kv_layout *layout, struct kv_disk *disk,
                                           const char *dir)
@@ -33,9 +34,10 @@ static struct kv_store_options options_of(const struct kv_layout *layout, struct
         .pool_bytes = 64u << 10,
         .ssd_bytes = WORLD_PAGES_MAX / WORLD_SEGMENT_PAGES * segment_bytes,
         .segment_bytes = segment_bytes,
-        .index_bytes = 1u << 20,
+        .index_bytes = 64u << 20,
         .pool_ttl_ms = 1000,
         .rows_ttl_ms = KV_TTL_MS_MAX,
+        .erase_within_ms = 64,
         .sessions_max = CONTENT_SESSIONS,
         .plant = plant_now(),
     };
@@ -82,6 +84,7 @@ void world_close(struct world *world)
 
 void world_turn(struct world *world)
 {
+    kv_clock_advance(world->clock, TURN_NS); /* So that what goes by time does its part. */
     /* One: between the steps of a batch the disk does something. */
     (void)kv_mailbox_run(world->mailbox, 1);
     kv_store_tick(world->store);

@@ -21,7 +21,7 @@
 struct bad_disk {
     struct kv_disk disk;
     struct kv_disk *inner;
-    bool fail_writes, fail_syncs;
+    bool fail_writes, fail_syncs, fail_reads, lie;
     uint32_t creates;
 };
 
@@ -31,6 +31,7 @@ struct env {
     struct kv_disk *ring, *disk;
     struct kv_ssd *ssd;
     struct kv_ssd_options options;
+    uint64_t now_ns; /* Moved by who wants it to. */
 };
 
 struct page_io {
@@ -76,6 +77,8 @@ static inline int64_t bad_passed(struct kv_disk *disk, struct kv_disk_op *op, in
     const struct bad_disk *bad = bad_of(disk);
     result = kv_disk_passed(bad->inner, op, result);
     if (bad->fail_syncs && op->rest.verb == KV_DISK_SYNC) return -EIO;
+    if (bad->fail_reads && op->rest.verb == KV_DISK_READ) return -EIO;
+    if (bad->lie && op->rest.verb == KV_DISK_READ && result > 0) op->rest.buf[result / 2] ^= 1;
     if (bad->fail_writes && op->rest.verb == KV_DISK_WRITE) return -EIO;
     return result;
 }
@@ -216,9 +219,9 @@ static inline kv_status alloc_wait(struct env *env, uint32_t count, uint32_t *pa
 static inline void run_ahead(struct env *env)
 {
     do {
-        kv_ssd_tick(env->ssd);
+        kv_ssd_tick(env->ssd, env->now_ns);
         run_all(env);
-        kv_ssd_tick(env->ssd);
+        kv_ssd_tick(env->ssd, env->now_ns);
     } while (kv_disk_inflight(env->disk) > 0);
 }
 

@@ -141,8 +141,42 @@ static void test_place_not_in_use(void)
     rig_fini(&rig);
 }
 
+/* A tree as deep as it has checkpoints: leaving memory and being dropped take as long as it has
+ * nodes, not their square (minutes, with nobody else served). */
+static void test_deep(void)
+{
+    enum { NODES = 100000, ROUNDS = 2 };
+    struct rig rig;
+    rig_init(&rig);
+    struct kv_store *store = rig.world.store;
+    EXPECT(world_load(&rig.world, rig.session));
+    const uint64_t begun = kv_clock_stopwatch_ns();
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        struct kv_node *root = NULL, *node = NULL;
+        for (uint32_t i = 0; i < NODES; i++) {
+            node = kv_index_node_add(store->index, rig.session, node, i + 1, NULL, 0);
+            EXPECT(node != NULL);
+            if (root == NULL) root = node;
+        }
+        EXPECT_EQ_U32(rig.session->node_count, rig.nodes + NODES);
+        if (round % 2 == 0) {
+            kv_store_drop_node(store, root, KV_REASON_EXPIRED);
+            EXPECT_EQ_U32(rig.session->node_count, rig.nodes);
+        } else {
+            kv_store_unload(store, rig.session);
+            EXPECT_EQ_U32(rig.session->node_count, 0);
+        }
+        EXPECT(world_settle(&rig.world));
+        EXPECT(world_load(&rig.world, rig.session));
+        EXPECT_EQ_U32(rig.session->node_count, rig.nodes);
+    }
+    EXPECT(kv_clock_stopwatch_ns() - begun < 4000000000ull);
+    rig_fini(&rig);
+}
+
 int main(void)
 {
+    test_deep();
     test_moved_meanwhile();
     test_place_not_in_use();
     HARNESS_END();

@@ -112,7 +112,7 @@ static void test_ahead_quarantined(enum kv_ring_choice choice)
 }
 
 /* Zeros and pages of others, at random: no page ever comes back as something else. */
-static void test_ahead_at_random(enum kv_ring_choice choice)
+static void test_ahead_at_random(enum kv_ring_choice choice, bool erases)
 {
     enum { PLACES = SEGMENTS * PAGES_PER_SEGMENT };
     struct env env;
@@ -121,11 +121,13 @@ static void test_ahead_at_random(enum kv_ring_choice choice)
     uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
     uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
     env_init(&env, choice);
+    env.options.erase_within_ns = erases ? 16 : 0;
     EXPECT(env_open(&env, NULL) == KV_OK);
+    uint64_t erased = 0;
     for (uint32_t step = 0; step < 600; step++) {
         random = random * 1664525u + 1013904223u;
         const uint32_t dice = random >> 16;
-        if (dice % 4 != 0) kv_ssd_tick(env.ssd); /* Not waited for. */
+        if (dice % 4 != 0) kv_ssd_tick(env.ssd, step); /* Not waited for. */
         if (dice % 3 != 0 && count < PLACES) {
             const kv_status status = alloc_wait(&env, 1, &held[count], &err);
             EXPECT(status == KV_OK || status == KV_BUSY);
@@ -144,6 +146,7 @@ static void test_ahead_at_random(enum kv_ring_choice choice)
         }
         if (dice % 97 == 0) {
             run_all(&env);
+            erased += kv_ssd_usage(env.ssd).pages_erased;
             env_close(&env);
             EXPECT(env_open(&env, NULL) == KV_OK);
             for (uint32_t i = 0; i < count; i++)
@@ -152,6 +155,7 @@ static void test_ahead_at_random(enum kv_ring_choice choice)
     }
     run_all(&env);
     EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, (uint64_t)count * PAGE_BYTES);
+    EXPECT_EQ_U32(erased > 0, erases);
     env_fini(&env);
     free(buf);
     free(back);
@@ -182,11 +186,145 @@ static void test_ahead_fails(enum kv_ring_choice choice)
     }
 }
 
+/* ---- zeros over what was stored ---- */
+
+#define WITHIN_NS 1600000000ull
+
+static bool is_zero(struct env *env, uint32_t page)
+{
+    static const uint8_t zeros[PAGE_BYTES];
+    uint8_t *back = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    EXPECT(page_io(env, page, back, false) == KV_OK);
+    const bool same = memcmp(back, zeros, PAGE_BYTES) == 0;
+    free(back);
+    return same;
+}
+
+/* Time goes on by `ns`, a hundredth at a time. */
+static void pass_time(struct env *env, uint64_t ns)
+{
+    for (uint32_t i = 0; i < 100; i++) {
+        env->now_ns += ns / 100;
+        run_ahead(env);
+    }
+}
+
+static void store(struct env *env, uint32_t page, uint32_t seed)
+{
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    fill(buf, seed);
+    EXPECT(page_io(env, page, buf, true) == KV_OK);
+    free(buf);
+}
+
+/* What is free again is all zeros within the time stated, and what is in use stays; also what a
+ * start finds without an owner. */
+static void test_erase(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[12];
+    struct kv_error err = {0};
+    env_init(&env, choice);
+    env.options.erase_within_ns = WITHIN_NS;
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    run_ahead(&env);
+    pass_time(&env, WITHIN_NS);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_erased, 0); /* Nothing was stored. */
+    EXPECT_EQ_U32(kv_ssd_usage(env.ssd).pages_unerased, 0);
+    EXPECT(alloc_wait(&env, 12, pages, &err) == KV_OK);
+    for (uint32_t i = 0; i < 12; i++)
+        store(&env, pages[i], i);
+    for (uint32_t i = 0; i < 12; i += 2)
+        kv_ssd_free(env.ssd, pages[i]);
+    EXPECT_EQ_U32(kv_ssd_usage(env.ssd).pages_unerased, 6);
+    run_ahead(&env);
+    EXPECT(!is_zero(&env, pages[0])); /* No sooner than needed: somebody may want it. */
+    uint32_t again;
+    EXPECT(kv_ssd_alloc(env.ssd, 1, &again, NULL) == KV_OK);
+    EXPECT_EQ_U32(again, pages[0]);
+    EXPECT_EQ_U32(kv_ssd_usage(env.ssd).pages_unerased, 5);
+    store(&env, again, 100);
+    pass_time(&env, WITHIN_NS);
+    for (uint32_t i = 0; i < 12; i++)
+        EXPECT_EQ_U32(is_zero(&env, pages[i]), i % 2 == 0 && i > 0);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).pages_erased, 5);
+    EXPECT_EQ_U32(kv_ssd_usage(env.ssd).pages_unerased, 0);
+    EXPECT_EQ_U64(kv_ssd_usage(env.ssd).bytes_used, 7 * PAGE_BYTES);
+    env_close(&env);
+
+    /* Half of them has a record; nobody knows of the others. */
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    for (uint32_t i = 1; i < 6; i += 2)
+        EXPECT(kv_ssd_claim(env.ssd, pages[i]) == KV_OK);
+    EXPECT(kv_ssd_usage(env.ssd).pages_unerased > 0);
+    pass_time(&env, WITHIN_NS);
+    EXPECT_EQ_U32(kv_ssd_usage(env.ssd).pages_unerased, 0);
+    for (uint32_t i = 0; i < 12; i++)
+        EXPECT_EQ_U32(is_zero(&env, pages[i]), !(i % 2 == 1 && i < 6));
+    env_fini(&env);
+}
+
+/* A place that is out of use is not written to; one in a closed segment is, when that opens. */
+static void test_erase_closed(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[PAGES_PER_SEGMENT];
+    struct kv_error err = {0};
+    env_init(&env, choice);
+    env.options.erase_within_ns = WITHIN_NS;
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(alloc_wait(&env, PAGES_PER_SEGMENT, pages, &err) == KV_OK);
+    for (uint32_t i = 0; i < PAGES_PER_SEGMENT; i++)
+        store(&env, pages[i], i);
+    EXPECT(kv_ssd_quarantine(env.ssd, pages[2]) == KV_OK);
+    kv_ssd_segment_close(env.ssd, 0);
+    for (uint32_t i = 0; i < PAGES_PER_SEGMENT; i++)
+        kv_ssd_free(env.ssd, pages[i]);
+    pass_time(&env, 2 * WITHIN_NS);
+    EXPECT(!is_zero(&env, pages[0]));
+    kv_ssd_segments_open(env.ssd);
+    pass_time(&env, WITHIN_NS);
+    for (uint32_t i = 0; i < PAGES_PER_SEGMENT; i++)
+        EXPECT_EQ_U32(is_zero(&env, pages[i]), i != 2);
+    env_fini(&env);
+}
+
+/* A write or flush that failed: read-only, and the pages count as not erased. */
+static void test_erase_fails(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[4];
+    struct kv_error err = {0};
+    for (int flush = 0; flush < 2; flush++) {
+        env_init(&env, choice);
+        env.options.erase_within_ns = WITHIN_NS;
+        EXPECT(env_open(&env, NULL) == KV_OK);
+        run_ahead(&env);
+        EXPECT(alloc_wait(&env, 4, pages, &err) == KV_OK);
+        store(&env, pages[0], 1);
+        for (uint32_t i = 0; i < 4; i++)
+            kv_ssd_free(env.ssd, pages[i]);
+        env.bad.fail_writes = flush == 0;
+        env.bad.fail_syncs = flush == 1;
+        pass_time(&env, WITHIN_NS);
+        const struct kv_ssd_usage usage = kv_ssd_usage(env.ssd);
+        EXPECT(usage.read_only);
+        EXPECT_EQ_U64(usage.pages_erased, 0);
+        EXPECT_EQ_U32(usage.pages_unerased, 4);
+        EXPECT_EQ_U64(usage.bytes_used, 0);
+        env_fini(&env);
+    }
+}
+
 static void test_backend(enum kv_ring_choice choice)
 {
+    test_erase(choice);
+    test_erase_closed(choice);
+    test_erase_fails(choice);
     test_ahead(choice);
     test_ahead_quarantined(choice);
-    test_ahead_at_random(choice);
+    test_ahead_at_random(choice, false);
+    test_ahead_at_random(choice, true);
     test_ahead_fails(choice);
 }
 

@@ -23,7 +23,7 @@ static void test_named_cases(void)
     uint32_t pages[PAGES];
     EXPECT(kv_ssd_space_init(&space, 200) == KV_OK);
     EXPECT(kv_ssd_space_claim(&space, 0) == KV_MISS); /* Absent. */
-    kv_ssd_space_add(&space, 0, 100);
+    kv_ssd_space_add(&space, 0, 100, false);
     EXPECT_EQ_U32(space.free_count, 100);
 
     EXPECT(kv_ssd_space_claim(&space, 3) == KV_OK);
@@ -57,10 +57,10 @@ static void test_named_cases(void)
     EXPECT_EQ_U32(pages[2], 70);
 
     /* A later segment, with a hole of absent pages between. */
-    kv_ssd_space_add(&space, 150, 50);
+    kv_ssd_space_add(&space, 150, 50, false);
     kv_ssd_space_alloc(&space, 50, pages);
     expect_pages(pages, 150, 50);
-    kv_ssd_space_add(&space, 100, 50);
+    kv_ssd_space_add(&space, 100, 50, false);
     kv_ssd_space_alloc(&space, 2, pages);
     expect_pages(pages, 100, 2);
     kv_ssd_space_fini(&space);
@@ -84,7 +84,7 @@ static void test_quarantine(void)
     EXPECT(kv_ssd_space_quarantine(&space, 200) == KV_MISS);
     EXPECT(kv_ssd_space_quarantine(&space, 105) == KV_OK); /* Absent. */
     expect_counts(&space, 0, 0, 0);
-    kv_ssd_space_add(&space, 0, 100);
+    kv_ssd_space_add(&space, 0, 100, false);
     EXPECT(kv_ssd_space_claim(&space, 3) == KV_OK);
     EXPECT(kv_ssd_space_claim(&space, 4) == KV_OK);
     expect_counts(&space, 98, 2, 0);
@@ -100,7 +100,7 @@ static void test_quarantine(void)
     kv_ssd_space_free(&space, 3); /* Whoever had it lets go. */
     expect_counts(&space, 97, 1, 2);
 
-    kv_ssd_space_add(&space, 100, 100);
+    kv_ssd_space_add(&space, 100, 100, false);
     expect_counts(&space, 196, 1, 3);
     for (uint32_t left = 196; left > 0; left -= 98) {
         kv_ssd_space_alloc(&space, 98, pages);
@@ -125,7 +125,7 @@ static void test_against_array(void)
     uint32_t state = 1;
     uint32_t used_count = 0;
     EXPECT(kv_ssd_space_init(&space, PAGES) == KV_OK);
-    kv_ssd_space_add(&space, 0, PAGES);
+    kv_ssd_space_add(&space, 0, PAGES, false);
 
     for (uint64_t step = harness_count(20000); step > 0; step--) {
         const uint32_t count = next_random(&state) % 16 + 1;
@@ -158,6 +158,61 @@ static void test_against_array(void)
         EXPECT_EQ_U32(space.used_count, used_count);
         EXPECT_EQ_U32(space.free_count, PAGES - used_count);
     }
+    kv_ssd_space_fini(&space);
+}
+
+/* Soiled pages: counted while they are free, and found in order. */
+static void test_soiled(void)
+{
+    enum { FREE, USED, BAD };
+    static uint8_t state[PAGES];
+    static bool soiled[PAGES];
+    struct kv_ssd_space space;
+    uint32_t random = 3, page;
+    EXPECT(kv_ssd_space_init(&space, PAGES) == KV_OK);
+    kv_ssd_space_add(&space, 0, PAGES / 2, true);
+    kv_ssd_space_add(&space, PAGES / 2, PAGES / 2, false);
+    for (uint32_t i = 0; i < PAGES / 2; i++)
+        soiled[i] = true;
+    for (uint64_t step = harness_count(20000); step > 0; step--) {
+        page = next_random(&random) % PAGES;
+        const uint32_t dice = next_random(&random) % 100;
+        if (step % 50 == 0) { /* Closed and open again, in the middle. */
+            kv_ssd_space_close(&space, 100, 100);
+            if (state[150] == USED) {
+                kv_ssd_space_free(&space, 150);
+                state[150] = FREE;
+            }
+            EXPECT(kv_ssd_space_next_soiled(&space, 100) >= 200);
+            kv_ssd_space_open(&space);
+        }
+        if (state[page] == FREE && dice < 60) {
+            EXPECT(kv_ssd_space_claim(&space, page) == KV_OK);
+            state[page] = USED;
+        } else if (state[page] == USED && dice < 50) {
+            soiled[page] = dice < 25;
+            if (soiled[page])
+                kv_ssd_space_soil(&space, page);
+            else
+                kv_ssd_space_clean(&space, page);
+        } else if (state[page] == USED) {
+            kv_ssd_space_free(&space, page);
+            state[page] = FREE;
+        } else if (dice == 99) {
+            EXPECT(kv_ssd_space_quarantine(&space, page) == KV_OK);
+            state[page] = BAD;
+        }
+        uint32_t count = 0, next = 0;
+        for (uint32_t i = 0; i < PAGES; i++) {
+            if (state[i] != FREE || !soiled[i]) continue;
+            next = kv_ssd_space_next_soiled(&space, next);
+            EXPECT_EQ_U32(next++, i);
+            count++;
+        }
+        EXPECT_EQ_U32(kv_ssd_space_next_soiled(&space, next), PAGES);
+        EXPECT_EQ_U32(space.soiled_free, count);
+    }
+    EXPECT_EQ_U32(kv_ssd_space_next_soiled(&space, UINT32_MAX), PAGES);
     kv_ssd_space_fini(&space);
 }
 
@@ -197,6 +252,7 @@ int main(void)
     test_named_cases();
     test_quarantine();
     test_against_array();
+    test_soiled();
     test_segments_allowed();
     HARNESS_END();
 }

@@ -259,7 +259,7 @@ static void test_failed_flush(enum kv_ring_choice choice)
 /* Until so many pages were written through, and no other segment. */
 static void run_ahead_pages(struct env *env, uint32_t pages)
 {
-    kv_ssd_tick(env->ssd);
+    kv_ssd_tick(env->ssd, 0);
     run_all(env);
     EXPECT_EQ_U64(kv_ssd_usage(env->ssd).pages_ahead, pages);
 }
@@ -401,8 +401,96 @@ static void test_less_space_than_before(enum kv_ring_choice choice)
     env_fini(&env);
 }
 
+struct retest_io {
+    struct kv_ssd_retest retest;
+    kv_status status;
+};
+
+static void retest_done(struct kv_ssd_retest *retest, kv_status status)
+{
+    ((struct retest_io *)retest)->status = status;
+}
+
+static kv_status retest_now(struct env *env, uint32_t page)
+{
+    struct retest_io io = {.retest = {.page = page, .done = retest_done},
+                           .status = KV_STATUS_COUNT};
+    const kv_status status = kv_ssd_retest_start(env->ssd, &io.retest);
+    if (status != KV_OK) return status;
+    EXPECT(io.status == KV_STATUS_COUNT);
+    run_all(env);
+    return io.status;
+}
+
+/* A quarantined page is free again when it keeps what is written to it, and holds zeros then; when
+ * it does not, only that is known. */
+static void test_release(enum kv_ring_choice choice)
+{
+    struct env env;
+    uint32_t pages[PAGES_PER_SEGMENT], again[2];
+    uint8_t *buf = aligned_alloc(KV_IO_ALIGN, PAGE_BYTES);
+    env_init(&env, choice);
+    EXPECT(env_open(&env, NULL) == KV_OK);
+    EXPECT(kv_ssd_alloc(env.ssd, PAGES_PER_SEGMENT, pages, NULL) == KV_OK);
+    fill(buf, 3);
+    for (uint32_t i = 0; i < PAGES_PER_SEGMENT; i++)
+        EXPECT(page_io(&env, pages[i], buf, true) == KV_OK);
+    for (uint32_t i = 0; i < 3; i++)
+        EXPECT(kv_ssd_quarantine(env.ssd, pages[i]) == KV_OK);
+    EXPECT(kv_ssd_quarantine(env.ssd, 2 * PAGES_PER_SEGMENT) == KV_OK);
+    EXPECT(retest_now(&env, 2 * PAGES_PER_SEGMENT) == KV_MISS); /* There is no such file. */
+
+    env.bad.fail_writes = true;
+    EXPECT(retest_now(&env, pages[0]) == KV_IO);
+    env.bad.fail_writes = false;
+    env.bad.fail_reads = true;
+    EXPECT(retest_now(&env, pages[0]) == KV_IO);
+    env.bad.fail_reads = false;
+    env.bad.lie = true;
+    EXPECT(retest_now(&env, pages[0]) == KV_CORRUPT);
+    env.bad.lie = false;
+    struct kv_ssd_usage usage = kv_ssd_usage(env.ssd);
+    EXPECT(!usage.read_only);
+    EXPECT_EQ_U32(usage.pages_quarantined, 3);
+    EXPECT_EQ_U32(usage.ops_inflight, 0);
+
+    EXPECT(retest_now(&env, pages[0]) == KV_OK);
+    EXPECT(retest_now(&env, pages[2]) == KV_OK);
+    kv_ssd_release(env.ssd, pages[2]);
+    kv_ssd_release(env.ssd, pages[0]);
+    usage = kv_ssd_usage(env.ssd);
+    EXPECT_EQ_U32(usage.pages_quarantined, 1);
+    EXPECT_EQ_U32(usage.pages_free, 2);
+    EXPECT_EQ_U32(usage.pages_unerased, 0);
+    EXPECT_EQ_U32(usage.pages_used, PAGES_PER_SEGMENT - 3);
+    EXPECT(page_io(&env, pages[0], buf, false) == KV_OK);
+    for (uint32_t i = 0; i < PAGE_BYTES; i++)
+        EXPECT(buf[i] == 0);
+    EXPECT(kv_ssd_alloc(env.ssd, 2, again, NULL) == KV_OK);
+    EXPECT_EQ_U32(again[0], pages[0]);
+    EXPECT_EQ_U32(again[1], pages[2]);
+
+    /* In a closed segment it is free when that opens. */
+    kv_ssd_segment_close(env.ssd, 0);
+    EXPECT(retest_now(&env, pages[1]) == KV_OK);
+    kv_ssd_release(env.ssd, pages[1]);
+    EXPECT_EQ_U32(kv_ssd_usage(env.ssd).pages_closed, 1);
+    kv_ssd_segments_open(env.ssd);
+    EXPECT(kv_ssd_alloc(env.ssd, 1, again, NULL) == KV_OK);
+    EXPECT_EQ_U32(again[0], pages[1]);
+
+    EXPECT(kv_ssd_quarantine(env.ssd, pages[1]) == KV_OK);
+    env.bad.fail_syncs = true;
+    EXPECT(retest_now(&env, pages[1]) == KV_INVALID); /* As after any flush that failed. */
+    EXPECT(kv_ssd_usage(env.ssd).read_only);
+    EXPECT(retest_now(&env, pages[1]) == KV_INVALID);
+    env_fini(&env);
+    free(buf);
+}
+
 static void test_backend(enum kv_ring_choice choice)
 {
+    test_release(choice);
     test_space(choice);
     test_pages_and_reopen(choice);
     test_group_commit(choice);

@@ -1,5 +1,6 @@
 /*
- * `cachectl scrub start | status | stop`: everything stored is read again and compared.
+ * `cachectl scrub start | status | stop | release`: everything stored is read again and compared;
+ * what was quarantined is tried again.
  *
  * The daemon does the work; these commands say what it does.  Damage is exit code 7, whichever of
  * them sees it, so a script needs no parsing.
@@ -219,6 +220,41 @@ static int run_stop(struct ctl *ctl, const struct command *command, int argc, ch
     return run_plain(ctl, command, argc, argv, CACHED__ADMIN__V1__SCRUB_ACTION__SCRUB_ACTION_STOP);
 }
 
+static int print_release(const struct ctl *ctl, scrub_answer *answer)
+{
+    const int code = answer->still_bad > 0 ? CLIENT_EXIT_CORRUPT : CLIENT_EXIT_OK;
+    int printed = CLIENT_EXIT_OK;
+    if (ctl->json) {
+        printed = out_json_take(
+            json_pack("{s:I, s:I, s:I, s:I}", "released", (json_int_t)answer->released, "still_bad",
+                      (json_int_t)answer->still_bad, "not_tried", (json_int_t)answer->still_named,
+                      "quarantined_pages", (json_int_t)answer->quarantined_pages));
+    } else {
+        (void)printf("released     %" PRIu64 " pages\nstill bad    %s%" PRIu64
+                     "%s pages\nnot tried    %" PRIu64
+                     " pages, of sessions not used since\nquarantined  %" PRIu64 " pages\n",
+                     answer->released, answer->still_bad > 0 ? ctl_red(ctl) : "", answer->still_bad,
+                     answer->still_bad > 0 ? ctl_plain(ctl) : "", answer->still_named,
+                     answer->quarantined_pages);
+    }
+    client_free(answer);
+    return printed != CLIENT_EXIT_OK ? printed : code;
+}
+
+static int run_release(struct ctl *ctl, const struct command *command, int argc, char **argv)
+{
+    scrub_answer *answer = NULL;
+    struct client *client = NULL;
+    int code = 0;
+
+    if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
+    code = ctl_connect(ctl, &client);
+    if (code != 0) return code;
+    code = call(client, CACHED__ADMIN__V1__SCRUB_ACTION__SCRUB_ACTION_RELEASE, 0, &answer);
+    client_destroy(client);
+    return code != 0 ? code : print_release(ctl, answer);
+}
+
 const struct command command_scrub_start = {
     .name = "scrub start",
     .arguments = "",
@@ -248,4 +284,17 @@ const struct command command_scrub_stop = {
     .details = "Exit code 7 when it had found damaged pages.  Needs a token with role ops.",
     .example = "cachectl scrub stop",
     .run = run_stop,
+};
+
+const struct command command_scrub_release = {
+    .name = "scrub release",
+    .arguments = "",
+    .summary = "try quarantined places, and use those again that are good",
+    .details =
+        "Writes a pattern and zeros to each of them, flushed and read back past the page cache.\n"
+        "Those that keep both are free again, also after a restart.  For when the cause is gone:\n"
+        "a cable, a disk, somebody who wrote into the files.  Exit code 7 when some are still\n"
+        "bad; they stay out of use.  Needs a token with role ops.",
+    .example = "cachectl scrub release",
+    .run = run_release,
 };
