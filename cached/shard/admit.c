@@ -71,9 +71,10 @@ static bool make_room(struct flow *flow, const struct kv_user *user, enum kv_quo
         .limit = limit,
         .value = used,
     };
+    struct shard *shard = flow->shard;
     flow->wake = again;
     if (!delete_for_quota(flow, victim, &loss)) return false;
-    flow->shard->counters.quota_sessions++;
+    shard->counters.quota_sessions++; /* The flow may have ended. */
     return true;
 }
 
@@ -115,6 +116,79 @@ enum flow_next admit_pages(struct flow *flow, uint32_t pages, void (*again)(stru
     flow->shard->counters.quota_refused[KV_QUOTA_BYTES_SSD]++;
     flow->req->out.save_reason = KV_REASON_QUOTA_BYTES_SSD;
     return FLOW_NEXT;
+}
+
+/* ---- turns ---- */
+
+/* Somebody holds a pointer to it, or goes on from it. */
+static bool is_held(const struct shard *shard, const struct kv_node *node)
+{
+    const struct kv_session *session = node->session;
+    const struct live *live = session->live;
+    if (session->head == node || !node->durable || node->foreign) return true;
+    if (live != NULL && (live->node == node || live->branch == node)) return true;
+    for (const struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
+        if (flow->session != session) continue;
+        if (flow->node == node) return true;
+        for (uint32_t i = 0; i < flow->point_count; i++)
+            if (flow->points[i].node == node) return true;
+    }
+    return false;
+}
+
+/* Branches beside the one that goes on lose their rows. */
+static bool drop_beside(struct shard *shard, const struct kv_node *node, const struct kv_node *path,
+                        const struct kv_loss *loss)
+{
+    const struct kv_loss rows = {.cause = loss->cause,
+                                 .limit_of = loss->limit_of,
+                                 .limit = loss->limit,
+                                 .value = loss->value};
+    struct kv_node *child = node->child;
+    while (child != NULL) {
+        struct kv_node *next = child->sibling;
+        if (child != path) {
+            if (commit_needs(shard, child)) return false;
+            shard_before_drop(child->session, child);
+            kv_store_drop_node_for(shard->store, child, &rows);
+        }
+        child = next;
+    }
+    return true;
+}
+
+/* The turn whose PREFILL_END is the limit-th from the end keeps its checkpoints, those above it
+ * become part of it: their rows stay, so any position can still be gone back to. */
+void admit_turns(struct shard *shard, struct kv_session *session)
+{
+    const struct kv_quota quota = quota_of(shard, session->user);
+    const uint64_t limit = quota.limits[KV_QUOTA_TURNS];
+    struct kv_node *first = NULL;
+    uint64_t turns = 0;
+    if (limit == KV_QUOTA_UNLIMITED || session->commits > 0) return;
+    for (struct kv_node *node = session->head; node != NULL; node = node->parent) {
+        if (node->kind != KIND_PREFILL_END) continue;
+        if (++turns == limit) first = node;
+    }
+    if (turns <= limit) return;
+    const struct kv_loss loss = {.cause = KV_REASON_QUOTA,
+                                 .limit_of = KV_LIMIT_TURNS,
+                                 .keeps_rows = true,
+                                 .limit = limit,
+                                 .value = turns};
+    struct kv_node *path = first;
+    for (struct kv_node *node = first->parent; node != NULL;) {
+        struct kv_node *above = node->parent;
+        const bool stays = node->kind == KIND_ANCHOR || is_held(shard, node) || !path->durable ||
+                           !kv_index_may_join(node, path) || !drop_beside(shard, node, path, &loss);
+        if (stays) {
+            path = node;
+        } else {
+            kv_store_join_node(shard->store, node, &loss);
+            shard->counters.quota_turns++;
+        }
+        node = above;
+    }
 }
 
 /* ---- rates and saves ---- */

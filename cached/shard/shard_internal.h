@@ -502,6 +502,8 @@ enum flow_next admit_pages(struct flow *flow, uint32_t pages, void (*again)(stru
 /* False (and failed): too many calls, or saves, or tokens, for now. */
 bool admit_request(struct flow *flow);
 bool admit_turn(struct flow *flow);
+/* A checkpoint was saved: of more turns than the quota allows the oldest lose theirs. */
+void admit_turns(struct shard *shard, struct kv_session *session);
 /* What the turn came to. */
 void admit_computed(struct flow *flow, uint64_t tokens);
 
@@ -554,6 +556,7 @@ struct shard_counters {
     uint64_t late_saves;               /* Not waited for. */
     uint64_t sessions_deleted;
     uint64_t quota_sessions; /* Deleted by a quota; counted in sessions_deleted, too. */
+    uint64_t quota_turns; /* Checkpoints that lost id and window to it. */
     uint64_t quota_refused[KV_QUOTA_COUNT];
     uint64_t answers_repeated, answers_joined, answers_continued, answers_refused;
 };

@@ -176,6 +176,12 @@ uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t be
                           uint32_t max);
 /* A record names it, or will with the batch that is being filled. */
 void kv_index_node_recorded(struct kv_node *node);
+/* Whether the node can become part of its child `below`: one family of kernels, and an edge holds
+ * the replays of both. */
+bool kv_index_may_join(const struct kv_node *node, const struct kv_node *below);
+/* The node's edge becomes the first part of its only child's (asserted), and the node is gone.  Its
+ * window was dropped before.  Only memory changes.  False: no memory, nothing changed. */
+bool kv_index_node_join(struct kv_index *index, struct kv_node *node);
 /* Unlinks and frees a leaf (asserted); drops its page references. */
 void kv_index_node_remove(struct kv_index *index, struct kv_node *node);
 struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_checkpoint_id *id);

@@ -255,6 +255,9 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
 /* The same, for a limit that is named. */
 void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
                             const struct kv_loss *loss);
+/* A node with one child loses its id and its window; its rows are part of the child's edge from now
+ * on.  Where that cannot be done the node stays. */
+void kv_store_join_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss);
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
