@@ -56,6 +56,7 @@ enum config_key {
     CONFIG_SSD_COMPACT_BELOW,
     CONFIG_SSD_COMPACT_RATE,
     CONFIG_SCRUB_RATE,
+    CONFIG_SCRUB_EVERY,
     CONFIG_QUOTA_SESSIONS,
     CONFIG_QUOTA_TURNS,
     CONFIG_INDEX_RAM,
@@ -91,6 +92,7 @@ struct cached_config {
     double ssd_compact_below; /* 0: no compaction. */
     uint64_t ssd_compact_rate;
     uint64_t scrub_rate_bytes;
+    uint64_t scrub_every_ms;
     uint64_t quota_default_sessions, quota_default_turns; /* 0: no limit. */
     uint64_t index_ram_bytes;
     uint64_t io_backend; /* enum config_io */

@@ -101,11 +101,17 @@ static uint64_t pool_bytes(const struct cached_config *config)
     return (uint64_t)((double)ram * config->pool_fraction);
 }
 
+/* Open files of the daemon beside its connections. */
+static uint64_t own_files(const struct cached_config *config)
+{
+    return KV_DESCRIPTORS_MIN + config->ssd_bytes / config->ssd_segment_bytes;
+}
+
 /* Libraries that cannot have one abort, so there must be enough before they begin.  The soft limit
  * is for programs that know no better. */
 static kv_status enough_descriptors(const struct cached_config *config, struct kv_error *err)
 {
-    const uint64_t want = KV_DESCRIPTORS_MIN + config->ssd_bytes / config->ssd_segment_bytes;
+    const uint64_t want = own_files(config);
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return KV_FAIL_ERRNO(err, KV_IO, "look at RLIMIT_NOFILE");
@@ -293,6 +299,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .compact_below_thousandths = (uint32_t)(config->ssd_compact_below * 1000 + 0.5),
         .compact_rate = config->ssd_compact_rate,
         .scrub_rate_bytes = config->scrub_rate_bytes,
+        .scrub_every_ms = config->scrub_every_ms,
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +
                             config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
@@ -316,6 +323,7 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
     const struct rpc_options options = {
         .socket = config->server_socket,
         .listen = config->server_listen,
+        .reserved_files = own_files(config),
         .auth = daemon->auth,
         .log = daemon->log,
         .shard_mailbox = daemon->mailbox,

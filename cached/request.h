@@ -33,6 +33,7 @@ enum request_method {
     REQUEST_CHECKPOINT,
     REQUEST_WAIT_DURABLE,
     REQUEST_ROLLBACK,
+    REQUEST_FORK,
     REQUEST_CLOSE_SESSION,
     REQUEST_LIST_SESSIONS,
     REQUEST_GET_SESSION,
@@ -107,6 +108,15 @@ struct request_checkpoint {
     uint64_t kernels;
     uint64_t bytes;
     uint64_t age_ms;
+    const char *session_name; /* That made it; NULL: the session asked for. */
+};
+
+/* Another session with a head in the same tree. */
+struct request_head {
+    const char *session_name; /* Arena. */
+    bool has_checkpoint;
+    struct kv_checkpoint_id checkpoint;
+    uint32_t position;
 };
 
 struct request_session {
@@ -179,8 +189,20 @@ struct request_in {
             struct kv_checkpoint_id id;
         } wait_durable;
         struct {
+            bool has_id; /* Else position and digest name it. */
             struct kv_checkpoint_id id;
+            uint32_t position;
+            struct kv_digest digest;
+            bool keep;
         } rollback;
+        struct {
+            bool has_id; /* Else from the head. */
+            struct kv_checkpoint_id id;
+            const char *session_name; /* Of the new one. */
+            struct kv_session_id session;
+            uint32_t kind;   /* 0: as its parent. */
+            uint64_t ttl_ms; /* 0: as its parent's. */
+        } fork;
         struct {
             uint32_t page_size;
             struct kv_session_id after; /* Page token: last id of the previous page. */
@@ -310,7 +332,8 @@ struct request_why {
 
 /* A user's limits, with what counts against them and what goes next. */
 struct request_quota_next {
-    const char *session;
+    struct kv_session_id id;
+    const char *session; /* NULL: it went meanwhile. */
     bool is_held, would_go;
     uint64_t idle_ms, bytes;
 };
@@ -381,6 +404,8 @@ struct request_out {
     uint32_t session_count;
     bool list_more;
     struct kv_session_id list_last;
+    struct request_head *heads; /* GetSession; arena. */
+    uint32_t head_count;
     bool has_head_checkpoint;
     struct kv_checkpoint_id head_checkpoint;
     struct request_stats *stats;    /* Arena. */

@@ -236,7 +236,7 @@ static struct kv_session *add_session(struct make *make, uint64_t number, bool *
     session->created_ms = session->used_ms = kv_store_now_ms(make->store);
     session->ttl_ms = TTL_MS;
     session->epoch = 1;
-    session->load = KV_LOAD_DONE;
+    session->tree->load = KV_LOAD_DONE;
     return session;
 }
 

@@ -449,8 +449,11 @@ static void post(struct rpc_call *call)
     struct shard *shard = atomic_load(&server->shard);
 
     if (req->method == REQUEST_GET_STATS) {
-        call->snapshot = rpc_stats_snapshot(&server->stats, req->arena);
+        struct rpc_accept_counts connections;
+        rpc_accept_counts(server->accept, &connections);
+        call->snapshot = rpc_stats_snapshot(&server->stats, &connections, req->arena);
         assert(call->snapshot != NULL); /* An empty arena has room for it. */
+        call->snapshot->trouble = rpc_accept_trouble(server->accept);
     }
     if (shard == NULL) {
         answer_starting(call);

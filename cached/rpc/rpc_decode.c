@@ -406,16 +406,61 @@ static bool decode_wait(struct decoder *d)
     return take_level(req, (int)m->level);
 }
 
+/* Position and digest: both or none, and no checkpoint id beside them. */
+static bool take_boundary(struct decoder *d, uint32_t position, const ProtobufCBinaryData *digest)
+{
+    struct request *req = d->req;
+    const bool has_id = req->in.u.rollback.has_id;
+    const size_t want = has_id ? 0 : sizeof(req->in.u.rollback.digest.bytes);
+    if (!check_max(req, KV_REASON_CHECKPOINT_ID_INVALID, "position", position,
+                   has_id ? 0 : d->context_tokens))
+        return false;
+    if (digest->len != want) {
+        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest",
+                     has_id ? "empty" : "32 bytes", request_u64(req, digest->len), NULL);
+        return false;
+    }
+    req->in.u.rollback.position = position;
+    if (!has_id) memcpy(req->in.u.rollback.digest.bytes, digest->data, want);
+    return true;
+}
+
 static bool decode_rollback(struct decoder *d)
 {
     struct request *req = d->req;
     const Cached__Session__V1__RollbackRequest *m =
         unpack(d, &cached__session__v1__rollback_request__descriptor);
     if (m == NULL || !take_session(req, m->session_id)) return false;
-    if (!take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
+    req->in.u.rollback.has_id = m->checkpoint_id.len > 0 || m->position == 0;
+    if (req->in.u.rollback.has_id &&
+        !take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.rollback.id))
         return false;
+    if (!take_boundary(d, m->position, &m->digest)) return false;
+    req->in.u.rollback.keep = m->keep;
     req->in.epoch = m->epoch;
     return true;
+}
+
+static bool decode_fork(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__ForkRequest *m =
+        unpack(d, &cached__session__v1__fork_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    req->in.u.fork.has_id = m->checkpoint_id.len > 0;
+    if (req->in.u.fork.has_id &&
+        !take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.fork.id))
+        return false;
+    if (!check_name(req, "new_session_id", m->new_session_id)) return false;
+    if (!check_max(req, KV_REASON_SESSION_KIND_INVALID, "kind", (uint32_t)m->kind,
+                   CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL))
+        return false;
+    req->in.u.fork.session_name = m->new_session_id;
+    req->in.u.fork.session = kv_session_id_of(&req->user, m->new_session_id);
+    req->in.u.fork.kind = (uint32_t)m->kind;
+    req->in.u.fork.ttl_ms = m->ttl_ms;
+    req->in.epoch = m->epoch;
+    return check_max(req, KV_REASON_TTL_INVALID, "ttl_ms", m->ttl_ms, KV_TTL_MS_MAX);
 }
 
 static bool decode_close(struct decoder *d)
@@ -743,6 +788,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_ERASE_USER] = decode_erase,
         [REQUEST_WHY] = decode_why,
         [REQUEST_PURGE_MODEL] = decode_purge,
+        [REQUEST_FORK] = decode_fork,
         [REQUEST_SET_QUOTA] = decode_set_quota,
         [REQUEST_GET_QUOTA] = decode_get_quota,
         [REQUEST_DELETE_QUOTA] = decode_delete_quota,

@@ -82,6 +82,7 @@ static pb_checkpoint *checkpoint(struct kv_arena *arena, const struct request_ch
     m->approx_from = c->approx_from;
     m->kernels = kernels_text(arena, c->kernels);
     if (m->kernels == NULL) return NULL;
+    m->session_id = text(c->session_name);
     m->bytes = c->bytes;
     m->age_ms = c->age_ms;
     return m;
@@ -256,6 +257,17 @@ static const ProtobufCMessage *encode_rollback(struct request *req)
     return &m->base;
 }
 
+static const ProtobufCMessage *encode_fork(struct request *req)
+{
+    Cached__Session__V1__ForkResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__FORK_RESPONSE__INIT);
+    m->head_position = req->out.head_position;
+    m->epoch = req->out.epoch;
+    m->created = req->out.created;
+    if (req->out.has_head_checkpoint) m->checkpoint_id = bytes16(req->out.head_checkpoint.bytes);
+    return &m->base;
+}
+
 static const ProtobufCMessage *encode_close(struct request *req)
 {
     Cached__Session__V1__CloseSessionResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
@@ -303,6 +315,23 @@ static const ProtobufCMessage *encode_list(struct request *req)
     return m->next_page_token == NULL ? NULL : &m->base;
 }
 
+static Cached__Session__V1__TreeHead **heads(struct request *req)
+{
+    const struct request_out *out = &req->out;
+    Cached__Session__V1__TreeHead **list = kv_arena_alloc(
+        req->arena, (out->head_count + 1u) * sizeof(Cached__Session__V1__TreeHead *));
+    for (uint32_t i = 0; list != NULL && i < out->head_count; i++) {
+        const struct request_head *head = &out->heads[i];
+        Cached__Session__V1__TreeHead *m = kv_arena_alloc(req->arena, sizeof(*m));
+        FILL(m, CACHED__SESSION__V1__TREE_HEAD__INIT);
+        m->session_id = text(head->session_name);
+        m->position = head->position;
+        if (head->has_checkpoint) m->checkpoint_id = bytes16(head->checkpoint.bytes);
+        list[i] = m;
+    }
+    return list;
+}
+
 static const ProtobufCMessage *encode_get(struct request *req)
 {
     const struct request_out *out = &req->out;
@@ -322,7 +351,9 @@ static const ProtobufCMessage *encode_get(struct request *req)
         m->removals[i] = removal(req->arena, &out->removals[i]);
         if (m->removals[i] == NULL) return NULL;
     }
-    return m->session == NULL || m->checkpoints == NULL ? NULL : &m->base;
+    m->n_heads = out->head_count;
+    m->heads = heads(req);
+    return m->session == NULL || m->checkpoints == NULL || m->heads == NULL ? NULL : &m->base;
 }
 
 static const ProtobufCMessage *encode_clock(struct request *req)
@@ -351,6 +382,8 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return encode_wait(req);
     case REQUEST_ROLLBACK:
         return encode_rollback(req);
+    case REQUEST_FORK:
+        return encode_fork(req);
     case REQUEST_CLOSE_SESSION:
         return encode_close(req);
     case REQUEST_LIST_SESSIONS:

@@ -143,6 +143,7 @@ const ProtobufCMessage *rpc_encode_stats(struct request *req, const struct rpc_a
     m->context_tokens = about->context_tokens;
     m->uptime_ms = (kv_clock_stopwatch_ns() - about->started_ns) / 1000000u;
     m->rss_bytes = snapshot->rss_bytes;
+    if (snapshot->trouble != NULL) m->health = text(snapshot->trouble); /* May cause all else. */
     m->requests_inflight = snapshot->requests_inflight;
     return fill_lists(req->arena, req->out.stats, snapshot, m) ? &m->base : NULL;
 }

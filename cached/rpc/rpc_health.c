@@ -2,9 +2,9 @@
  * grpc.health.v1: Check and Watch.
  *
  * The daemon is one process, so all its services stand and fall together: serving, unless it has
- * not begun to, the shard says what is wrong, or a stop has begun.  Watch answers at once and then
- * when that changes; the rpc thread compares once a second.  No token is asked for: a probe has
- * none, and learns one bit.
+ * not begun to, the shard says what is wrong, no connection can be taken, or a stop has begun.
+ * Watch answers at once and then when that changes; the rpc thread compares once a second.  No
+ * token is asked for: a probe has none, and learns one bit.
  */
 
 #include "cached/rpc/rpc_internal.h"
@@ -39,7 +39,8 @@ static int health_now(struct rpc_server *server, int service)
     if (service == SERVICE_NONE)
         return GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN;
     struct shard *shard = atomic_load(&server->shard);
-    if (atomic_load(&server->stops) > 0 || shard == NULL || shard_health(shard) != NULL)
+    if (atomic_load(&server->stops) > 0 || shard == NULL || shard_health(shard) != NULL ||
+        rpc_accept_trouble(server->accept) != NULL)
         return GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING;
     return GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
 }

@@ -11,11 +11,13 @@
  */
 
 #include "cached/request.h"
+#include "cached/rpc/rpc_accept.h"
 #include "cached/rpc/rpc_method.h"
 #include "cached/rpc/rpc_wire.h"
 #include "cached/rpc/rpc_server.h"
 
 #include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
 #include <stdatomic.h>
 
 #define RPC_RETRY_MS 100u
@@ -77,8 +79,9 @@ struct rpc_server {
     struct rpc_options options;
     grpc_server *grpc;
     grpc_completion_queue *queue;
+    grpc_server_credentials *plain; /* Of connections that are not encrypted. */
+    struct rpc_accept *accept;
     void *handles[RPC_METHOD_REGISTERED]; /* Of registered methods. */
-    int port;
     int done_fd;
     bool started;
     struct rpc_tag shutdown;

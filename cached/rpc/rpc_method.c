@@ -34,6 +34,7 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     BY_SHARD(SESSION, "Checkpoint", "checkpoint", REQUEST_CHECKPOINT, HARNESS),
     BY_SHARD(SESSION, "WaitDurable", "wait_durable", REQUEST_WAIT_DURABLE, HARNESS),
     BY_SHARD(SESSION, "Rollback", "rollback", REQUEST_ROLLBACK, HARNESS),
+    BY_SHARD(SESSION, "Fork", "fork", REQUEST_FORK, HARNESS),
     BY_SHARD(SESSION, "CloseSession", "close_session", REQUEST_CLOSE_SESSION, HARNESS),
     BY_SHARD(SESSION, "ListSessions", "list_sessions", REQUEST_LIST_SESSIONS, HARNESS),
     BY_SHARD(SESSION, "GetSession", "get_session", REQUEST_GET_SESSION, HARNESS),
@@ -63,7 +64,6 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     }
 
 static const struct rpc_method later[] = {
-    LATER(SESSION, "Fork"),
     LATER(SESSION, "Compact"),
     LATER(SESSION, "Pin"),
     LATER(SESSION, "Touch"),

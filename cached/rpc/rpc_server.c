@@ -1,10 +1,7 @@
 /*
- * Listening, the loop, and the stop.
+ * The server, its loop, and the stop.
  *
- * gRPC takes over addresses more readily than we want: by default two processes may share a port,
- * and an existing socket file is removed.  So ports are opened without SO_REUSEPORT, and both kinds
- * of address are tried before gRPC gets them, which also gives one sentence of ours instead of its
- * own.
+ * gRPC does not listen here, rpc_accept.c does, and hands over connected sockets.
  *
  * The loop handles one event at a time and looks around once a second: health, calls past their
  * deadline, and, while stopping, the grace time.  A stop is complete when gRPC says that it is
@@ -17,80 +14,21 @@
 #include "kvstore/base/thread.h"
 
 #include <assert.h>
-#include <errno.h>
+#include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/log.h>
 #include <grpc/support/time.h>
-#include <netdb.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define TICK_MS 1000
 #define TICK_STOPPING_MS 50
-#define ADDRESS_MAX 300u
 
 /* gRPC's own messages are about connections of clients: not ours to print. */
 static void drop_grpc_log(gpr_log_func_args *args)
 {
     (void)args;
-}
-
-static kv_status check_socket(const char *path, struct kv_error *err)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct stat info;
-    if (strlen(path) >= sizeof(address.sun_path))
-        return KV_FAIL(err, KV_INVALID, "the socket path %s has more than %zu bytes", path,
-                       sizeof(address.sun_path) - 1);
-    if (lstat(path, &info) != 0) return KV_OK;
-    if (!S_ISSOCK(info.st_mode))
-        return KV_FAIL(err, KV_INVALID, "%s exists and is no socket; it is left alone", path);
-
-    memcpy(address.sun_path, path, strlen(path) + 1);
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "try the socket %s", path);
-    const int rc = connect(fd, (const struct sockaddr *)&address, sizeof(address));
-    (void)close(fd);
-    if (rc == 0) return KV_FAIL(err, KV_INVALID, "another process serves on the socket %s", path);
-    return KV_OK; /* A file left behind by one that was killed. */
-}
-
-static kv_status try_bind(const struct addrinfo *address, const char *listen, struct kv_error *err)
-{
-    const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const int on = 1;
-    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "listen on %s", listen);
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    const int rc = bind(fd, address->ai_addr, address->ai_addrlen);
-    const int bind_errno = errno;
-    (void)close(fd);
-    if (rc == 0) return KV_OK;
-    errno = bind_errno;
-    return KV_FAIL_ERRNO(err, KV_INVALID, "listen on %s", listen);
-}
-
-static kv_status check_listen(const char *listen, struct kv_error *err)
-{
-    const struct addrinfo hints = {.ai_flags = AI_PASSIVE, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    char host[ADDRESS_MAX];
-    const char *colon = strrchr(listen, ':');
-    if (colon == NULL) return KV_FAIL(err, KV_INVALID, "%s is not host:port", listen);
-    const bool bracket = listen[0] == '[';
-    const int count = (int)(colon - listen) - (bracket ? 2 : 0);
-    (void)snprintf(host, sizeof(host), "%.*s", KV_MAX(count, 0), listen + (bracket ? 1 : 0));
-
-    const int rc = getaddrinfo(host, colon + 1, &hints, &found);
-    if (rc != 0) return KV_FAIL(err, KV_INVALID, "listen on %s: %s", listen, gai_strerror(rc));
-    const kv_status status = try_bind(found, listen, err);
-    freeaddrinfo(found);
-    return status;
 }
 
 static grpc_server *create_grpc_server(void)
@@ -99,7 +37,6 @@ static grpc_server *create_grpc_server(void)
 #define INT_ARG(name, number)                                                                      \
     {.type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (int)(number)}
     grpc_arg args[] = {
-        INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0),
         /* A little above ours, so that a message just too large gets our reason. */
         INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, KV_MESSAGE_BYTES_MAX + (1u << 20)),
         INT_ARG(GRPC_ARG_MAX_METADATA_SIZE, KV_METADATA_BYTES_MAX),
@@ -111,7 +48,6 @@ static grpc_server *create_grpc_server(void)
         INT_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 300000),
         INT_ARG(GRPC_ARG_MAX_CONNECTION_AGE_MS, 3600000),
         INT_ARG(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 300000),
-        INT_ARG(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000),
         /* Identity only: a small message must not become a large one. */
         INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
         {
@@ -128,37 +64,26 @@ static grpc_server *create_grpc_server(void)
     return server;
 }
 
-static kv_status listen_on(struct rpc_server *server, const char *address, int *ret_port,
-                           struct kv_error *err)
+/* On the accept thread.  A connection that gRPC cannot take is closed by it, in silence.  TLS would
+ * have its own port here, which gRPC listens on: credentials other than these take no descriptor.
+ */
+static void on_connected(void *context, int fd)
 {
-    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
-    const int port = grpc_server_add_http2_port(server->grpc, address, creds);
-    grpc_server_credentials_release(creds);
-    if (port == 0) return KV_FAIL(err, KV_INVALID, "cannot listen on %s", address);
-    *ret_port = port;
-    return KV_OK;
+    struct rpc_server *server = context;
+    grpc_server_add_channel_from_fd(server->grpc, fd, server->plain);
 }
 
-static kv_status bind_all(struct rpc_server *server, struct kv_error *err)
+static kv_status create_accept(struct rpc_server *server, struct kv_error *err)
 {
-    const struct rpc_options *options = &server->options;
-    char address[ADDRESS_MAX];
-    int unused;
-    kv_status status = KV_OK;
-
-    if (options->socket[0] != '\0') {
-        status = check_socket(options->socket, err);
-        if (status != KV_OK) return status;
-        (void)snprintf(address, sizeof(address), "unix:%s", options->socket);
-        status = listen_on(server, address, &unused, err);
-        if (status != KV_OK) return status;
-    }
-    if (options->listen[0] != '\0') {
-        status = check_listen(options->listen, err);
-        if (status != KV_OK) return status;
-        status = listen_on(server, options->listen, &server->port, err);
-    }
-    return status;
+    const struct rpc_accept_options options = {
+        .socket = server->options.socket,
+        .listen = server->options.listen,
+        .log = server->options.log,
+        .reserved_files = server->options.reserved_files,
+        .connected = on_connected,
+        .context = server,
+    };
+    return rpc_accept_create(&options, &server->accept, err);
 }
 
 static void on_shutdown(struct rpc_tag *tag, bool ok)
@@ -180,6 +105,7 @@ kv_status rpc_server_create(const struct rpc_options *options, struct rpc_server
 
     gpr_set_log_function(drop_grpc_log);
     grpc_init();
+    server->plain = grpc_insecure_server_credentials_create();
     server->queue = grpc_completion_queue_create_for_next(NULL);
     server->grpc = create_grpc_server();
     server->done_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -194,10 +120,12 @@ kv_status rpc_server_create(const struct rpc_options *options, struct rpc_server
                                         GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
         assert(server->handles[i] != NULL);
     }
-    status = bind_all(server, err);
+    status = create_accept(server, err);
     if (status != KV_OK) goto fail;
     grpc_server_start(server->grpc);
     server->started = true;
+    status = rpc_accept_start(server->accept, err);
+    if (status != KV_OK) goto fail;
     *ret_server = server;
     return KV_OK;
 
@@ -219,7 +147,7 @@ void rpc_server_serve(struct rpc_server *server, struct shard *shard)
 
 int rpc_server_port(const struct rpc_server *server)
 {
-    return server->port;
+    return rpc_accept_port(server->accept);
 }
 
 int rpc_server_done_fd(const struct rpc_server *server)
@@ -302,6 +230,8 @@ void rpc_server_run(void *context)
 void rpc_server_stop(struct rpc_server *server)
 {
     if (atomic_fetch_add(&server->stops, 1) > 0) return;
+    /* Before gRPC's shutdown, so that it sees no connection afterwards; some milliseconds. */
+    rpc_accept_stop(server->accept);
     /* Its tag, and those of the calls that were expected, wake the loop. */
     grpc_server_shutdown_and_notify(server->grpc, server->queue, &server->shutdown);
 }
@@ -322,6 +252,7 @@ static void shut_down_alone(struct rpc_server *server)
 void rpc_server_destroy(struct rpc_server *server)
 {
     if (server == NULL) return;
+    rpc_accept_destroy(server->accept);
     if (!server->is_down) shut_down_alone(server);
     grpc_completion_queue_shutdown(server->queue);
     while (
@@ -330,6 +261,7 @@ void rpc_server_destroy(struct rpc_server *server)
         continue;
     grpc_server_destroy(server->grpc);
     grpc_completion_queue_destroy(server->queue);
+    grpc_server_credentials_release(server->plain);
     grpc_shutdown_blocking();
     if (server->done_fd >= 0) (void)close(server->done_fd);
     free(server);

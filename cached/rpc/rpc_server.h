@@ -13,8 +13,9 @@ struct shard;
 struct rpc_server;
 
 struct rpc_options {
-    const char *socket; /* Path of a unix socket; empty: none. */
-    const char *listen; /* host:port; empty: none. */
+    const char *socket;      /* Path of a unix socket; empty: none. */
+    const char *listen;      /* host:port; empty: none. */
+    uint64_t reserved_files; /* That connections may not take: rpc_accept.h. */
     const struct auth *auth;
     struct kv_log *log;
     struct kv_mailbox *shard_mailbox; /* For stream_msg. */
@@ -40,8 +41,8 @@ int rpc_server_port(const struct rpc_server *server);
 /* The thread's body; returns when a stop is complete: every call is answered and gone. */
 void rpc_server_run(void *server);
 
-/* Any thread: health says NOT_SERVING, new calls are refused, what runs may finish for 5 s and is
- * cancelled then.  A second call cancels at once. */
+/* Main thread: no connection is taken any more, health says NOT_SERVING, new calls are refused,
+ * what runs may finish for 5 s and is cancelled then.  A second call cancels at once. */
 void rpc_server_stop(struct rpc_server *server);
 
 /* Readable once rpc_server_run() has returned. */

@@ -71,6 +71,25 @@ static void fill_counters(const struct rpc_stats *stats, struct kv_arena *arena,
     }
 }
 
+#define CONNECTION_COUNTERS 5u
+
+static void fill_connections(const struct rpc_accept_counts *counts, struct rpc_snapshot *snapshot)
+{
+    static const char refused_help[] = "Connections closed because nothing could be kept for them.";
+    const struct request_counter counters[CONNECTION_COUNTERS] = {
+        {"cached_connections", NULL, "Connections that are open.", (double)counts->open},
+        {"cached_connections_total", NULL, "Connections taken.", (double)counts->accepted},
+        {"cached_connections_refused_total", "cause=\"limit\"", refused_help,
+         (double)counts->refused_limit},
+        {"cached_connections_refused_total", "cause=\"descriptors\"", refused_help,
+         (double)counts->refused_files},
+        {"cached_connections_refused_total", "cause=\"silent\"", refused_help,
+         (double)counts->closed_silent},
+    };
+    for (uint32_t i = 0; i < CONNECTION_COUNTERS; i++)
+        snapshot->counters[snapshot->counter_count++] = counters[i];
+}
+
 static void fill_latencies(const struct rpc_stats *stats, struct kv_arena *arena,
                            struct rpc_snapshot *snapshot)
 {
@@ -87,15 +106,18 @@ static void fill_latencies(const struct rpc_stats *stats, struct kv_arena *arena
     }
 }
 
-struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats, struct kv_arena *arena)
+struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats,
+                                        const struct rpc_accept_counts *connections,
+                                        struct kv_arena *arena)
 {
     struct rpc_snapshot *snapshot = kv_arena_alloc(arena, sizeof(*snapshot));
     if (snapshot == NULL) return NULL;
-    snapshot->counters =
-        kv_arena_alloc(arena, RPC_METHOD_COUNT * RPC_CODES * sizeof(*snapshot->counters));
+    snapshot->counters = kv_arena_alloc(
+        arena, (RPC_METHOD_COUNT * RPC_CODES + CONNECTION_COUNTERS) * sizeof(*snapshot->counters));
     snapshot->latencies = kv_arena_alloc(arena, RPC_METHOD_COUNT * sizeof(*snapshot->latencies));
     if (snapshot->counters == NULL || snapshot->latencies == NULL) return NULL;
     fill_counters(stats, arena, snapshot);
+    fill_connections(connections, snapshot);
     fill_latencies(stats, arena, snapshot);
     snapshot->requests_inflight = stats->requests_inflight;
     snapshot->rss_bytes = rss_bytes();

@@ -3,6 +3,7 @@
 /* What the rpc thread counts about calls.  Owned by: rpc. */
 
 #include "cached/request.h"
+#include "cached/rpc/rpc_accept.h"
 #include "cached/rpc/rpc_method.h"
 #include "kvstore/base/metric.h"
 
@@ -25,6 +26,7 @@ struct rpc_snapshot {
     uint32_t latency_count;
     uint64_t requests_inflight;
     uint64_t rss_bytes;
+    const char *trouble; /* Of connections; NULL: none. */
 };
 
 /* What GetStats can say before there is a shard.  phase is static.  NULL: as below. */
@@ -32,4 +34,6 @@ struct request_stats *rpc_stats_starting(struct kv_arena *arena, const char *pha
                                          uint32_t percent);
 
 /* NULL: the arena is exhausted. */
-struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats, struct kv_arena *arena);
+struct rpc_snapshot *rpc_stats_snapshot(const struct rpc_stats *stats,
+                                        const struct rpc_accept_counts *connections,
+                                        struct kv_arena *arena);

@@ -25,13 +25,14 @@ uint64_t quota_saves(const struct shard *shard, const struct kv_user *user)
     return count;
 }
 
-struct kv_quota_victim quota_victim(const struct shard *shard, const struct kv_session *session)
+struct kv_quota_victim quota_victim(const struct kv_session *session)
 {
     const struct live *live = session->live;
+    const struct kv_tree *tree = session->tree; /* NULL: it is not in memory. */
     return (struct kv_quota_victim){
         .kind = KV_QUOTA_SESSION,
         .is_held = session->deleting || session->busy != NULL || session->flows > 0 ||
-                   session->commits > 0 || session->load == KV_LOAD_RUNNING ||
+                   (tree != NULL && (tree->commits > 0 || tree->load == KV_LOAD_RUNNING)) ||
                    (live != NULL && (live->busy || live->holder != NULL)),
         .used_ms = session->used_ms,
         .tokens = session->head_tokens,
@@ -39,23 +40,21 @@ struct kv_quota_victim quota_victim(const struct shard *shard, const struct kv_s
     };
 }
 
-/* The user's session that goes first; NULL: all are in use.  main_only: others give no room. */
-static struct kv_session *first_victim(const struct shard *shard, const struct kv_user *user,
-                                       bool main_only)
+/* The user's session that goes first; false: all are in use.  main_only: others give no room. */
+static bool first_victim(const struct shard *shard, const struct kv_user *user, bool main_only,
+                         struct kv_quota_victim *ret_victim)
 {
-    struct kv_session *session = NULL, *best = NULL;
-    struct kv_quota_victim best_victim = {.is_held = true};
+    const struct kv_session_entry *entry = NULL;
+    struct kv_quota_victim best = {.is_held = true};
     uint32_t bucket = 0;
-    while ((session = kv_index_session_next(shard->store->index, &bucket, session)) != NULL) {
-        if (session->user != user || (main_only && session->kind != 1)) continue;
-        if (!main_only && session->pages == 0) continue;
-        const struct kv_quota_victim victim = quota_victim(shard, session);
-        if (victim.is_held) continue;
-        if (best != NULL && !kv_quota_victim_before(&victim, &best_victim)) continue;
-        best = session;
-        best_victim = victim;
+    while ((entry = kv_index_entry_next(shard->store->index, &bucket, entry)) != NULL) {
+        struct kv_session shape;
+        if (entry->user != user || (main_only ? entry->kind != 1 : entry->pages == 0)) continue;
+        const struct kv_quota_victim victim = quota_victim(kv_index_look(entry, &shape));
+        if (kv_quota_victim_before(&victim, &best)) best = victim;
     }
-    return best;
+    *ret_victim = best;
+    return !best.is_held;
 }
 
 /* Deletes one; `again` runs when it is gone, or could not go (the flow has failed then). */
@@ -63,8 +62,10 @@ static bool make_room(struct flow *flow, const struct kv_user *user, enum kv_quo
                       uint64_t limit, uint64_t used, void (*again)(struct flow *flow))
 {
     if (flow->quota_tries++ >= TRIES_MAX) return false;
-    struct kv_session *victim = first_victim(flow->shard, user, kind == KV_QUOTA_SESSIONS);
-    if (victim == NULL) return false;
+    struct kv_quota_victim first;
+    if (!first_victim(flow->shard, user, kind == KV_QUOTA_SESSIONS, &first)) return false;
+    struct kv_session *victim = kv_index_session_find(flow->shard->store->index, &first.session);
+    if (victim == NULL) return false; /* No memory. */
     const struct kv_loss loss = {
         .cause = KV_REASON_QUOTA,
         .limit_of = kind == KV_QUOTA_SESSIONS ? KV_LIMIT_SESSIONS : KV_LIMIT_USER_BYTES,
@@ -123,17 +124,28 @@ enum flow_next admit_pages(struct flow *flow, uint32_t pages, void (*again)(stru
 /* Somebody holds a pointer to it, or goes on from it. */
 static bool is_held(const struct shard *shard, const struct kv_node *node)
 {
-    const struct kv_session *session = node->session;
-    const struct live *live = session->live;
-    if (session->head == node || !node->durable || node->foreign) return true;
-    if (live != NULL && (live->node == node || live->branch == node)) return true;
+    const struct kv_tree *tree = node->session->tree;
+    if (!node->durable || node->foreign) return true;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at)) {
+        const struct live *live = at->live;
+        if (at->head == node) return true;
+        if (live != NULL && (live->node == node || live->branch == node)) return true;
+    }
     for (const struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
-        if (flow->session != session) continue;
+        if (flow->session == NULL || flow->session->tree != tree) continue;
         if (flow->node == node) return true;
         for (uint32_t i = 0; i < flow->point_count; i++)
             if (flow->points[i].node == node) return true;
     }
     return false;
+}
+
+static void before_drop(struct kv_node *node)
+{
+    for (struct kv_session *at = kv_index_head_next(node->session->tree, NULL); at != NULL;
+         at = kv_index_head_next(node->session->tree, at))
+        shard_before_drop(at, node);
 }
 
 /* Branches beside the one that goes on lose their rows. */
@@ -148,8 +160,8 @@ static bool drop_beside(struct shard *shard, const struct kv_node *node, const s
     while (child != NULL) {
         struct kv_node *next = child->sibling;
         if (child != path) {
-            if (commit_needs(shard, child)) return false;
-            shard_before_drop(child->session, child);
+            if (commit_needs(shard, child) || kv_index_stands(child, NULL) != NULL) return false;
+            before_drop(child);
             kv_store_drop_node_for(shard->store, child, &rows);
         }
         child = next;
@@ -165,7 +177,7 @@ void admit_turns(struct shard *shard, struct kv_session *session)
     const uint64_t limit = quota.limits[KV_QUOTA_TURNS];
     struct kv_node *first = NULL;
     uint64_t turns = 0;
-    if (limit == KV_QUOTA_UNLIMITED || session->commits > 0) return;
+    if (limit == KV_QUOTA_UNLIMITED || session->tree->commits > 0) return;
     for (struct kv_node *node = session->head; node != NULL; node = node->parent) {
         if (node->kind != KIND_PREFILL_END) continue;
         if (++turns == limit) first = node;

@@ -6,8 +6,9 @@
  * checkpoints are durable and whoever waits is told.  When the save fails the nodes go again, the
  * head falls back to the last durable checkpoint, and the live session keeps its rows in memory.
  *
- * A session has one commit in flight at a time (flows wait for it), so a page is never on its way
- * twice.
+ * A tree has one commit in flight at a time, whichever session's: flows wait for it before they
+ * match and before they save, so a page is never on its way twice, and nothing is built on
+ * checkpoints that may go again.
  */
 
 #include "cached/shard/shard_internal.h"
@@ -96,7 +97,7 @@ static void commit_revert(struct commit *commit, bool free_space)
     for (uint32_t i = commit->node_count; i-- > 0;) {
         struct kv_node *node = commit->nodes[i];
         assert(node->child == NULL);
-        if (live != NULL && live->node == node) live_fall_back(live, node->parent);
+        shard_before_drop(session, node);
         if (session->head == node) fall_back(session, node->parent);
         forget_point(commit, node);
         kv_store_note_node(store, node, &loss);
@@ -115,8 +116,8 @@ static void commit_end(struct commit *commit, bool saved)
         link = &(*link)->next;
     if (*link == commit) *link = commit->next;
     struct kv_session *session = commit->session;
-    assert(session->commits > 0);
-    session->commits--;
+    assert(session->tree->commits > 0);
+    session->tree->commits--;
     kv_histogram_add(&shard->latencies[LATENCY_COMMIT], kv_clock_stopwatch_ns() - commit->begun_ns);
     if (saved) {
         shard->store->counters.saves += commit->node_count;
@@ -196,10 +197,25 @@ static kv_status fill_pages(struct commit *commit)
     return status;
 }
 
+/* An edge of another session was cut: its new checkpoint is in that session's number. */
+static kv_status fill_makers(struct commit *commit)
+{
+    const struct kv_session *session = commit->session;
+    kv_status status = KV_OK;
+    for (const struct kv_session *at = kv_index_head_next(session->tree, NULL);
+         status == KV_OK && at != NULL; at = kv_index_head_next(session->tree, at))
+        if (at != session && at->before.recorded_nodes != at->recorded_nodes)
+            status = kv_batch_session(commit->batch, at);
+    return status;
+}
+
 static kv_status fill_tree(struct commit *commit)
 {
     struct kv_session *session = commit->session;
     kv_status status = KV_OK;
+    for (struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at))
+        at->before.recorded_nodes = at->recorded_nodes;
     /* Its old record stays true; the new one shows the tree as it is. */
     if (commit->shortened != NULL && commit->shortened->durable)
         status = kv_batch_node(commit->batch, commit->shortened);
@@ -215,6 +231,7 @@ static kv_status fill_tree(struct commit *commit)
         session->head_tokens = commit->head_tokens;
         session->claimed_tokens = commit->claimed_tokens;
     }
+    if (status == KV_OK) status = fill_makers(commit);
     return status == KV_OK ? kv_batch_session(commit->batch, session) : status;
 }
 
@@ -372,22 +389,38 @@ void commit_retry(struct shard *shard, uint64_t hopeless_ns)
 bool commit_waits(const struct shard *shard, const struct kv_session *session)
 {
     const struct commit *commit = shard->waiting_first;
-    const struct flow *busy = session->busy;
-    while (commit != NULL && commit->session != session)
+    while (commit != NULL && commit->session->tree != session->tree)
         commit = commit->next_waiting;
+    if (commit == NULL) return false;
     /* A call that did not want to wait for it goes on beside it, and may stand on any node. */
-    return commit != NULL && (busy == NULL || busy == commit->waiter || busy->waits_commit);
+    for (const struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at)) {
+        const struct flow *busy = at->busy;
+        if (busy != NULL && busy != commit->waiter && !busy->waits_commit) return false;
+    }
+    return true;
+}
+
+/* Whether a node is on the way to where a session of its tree is. */
+static bool is_stood_on(const struct kv_node *node)
+{
+    const struct kv_tree *tree = node->session->tree;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at)) {
+        const struct live *live = at->live;
+        if (live != NULL && kv_index_is_ancestor(node, live->node)) return true;
+        if (live != NULL && kv_index_is_ancestor(node, live->branch)) return true;
+        if (kv_index_is_ancestor(node, at->head)) return true;
+    }
+    return false;
 }
 
 bool commit_needs(const struct shard *shard, const struct kv_node *node)
 {
-    const struct kv_session *session = node->session;
-    const struct live *live = session->live;
-    if (live != NULL && kv_index_is_ancestor(node, live->node)) return true;
-    if (live != NULL && kv_index_is_ancestor(node, live->branch)) return true;
-    if (kv_index_is_ancestor(node, session->head)) return true;
+    const struct kv_tree *tree = node->session->tree;
+    if (is_stood_on(node)) return true;
     for (const struct commit *commit = shard->commits; commit != NULL; commit = commit->next) {
-        if (commit->session != session) continue;
+        if (commit->session->tree != tree) continue;
         for (uint32_t i = 0; i < commit->node_count; i++)
             if (kv_index_is_ancestor(node, commit->nodes[i])) return true;
         for (uint32_t i = 0; i < commit->found_count; i++)
@@ -395,7 +428,7 @@ bool commit_needs(const struct shard *shard, const struct kv_node *node)
         if (kv_index_is_ancestor(node, commit->shortened)) return true;
     }
     for (const struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
-        if (flow->session != session) continue;
+        if (flow->session == NULL || flow->session->tree != tree) continue;
         for (uint32_t i = 0; i < flow->point_count; i++)
             if (kv_index_is_ancestor(node, flow->points[i].node)) return true;
     }
@@ -423,8 +456,8 @@ static bool place_points(struct shard *shard, struct live *live, struct commit *
 /* Why nothing of this session is saved at present; NONE: it can be tried. */
 static enum kv_reason not_now(struct shard *shard, const struct kv_session *session)
 {
-    if (session->unreadable) return KV_REASON_SESSION_UNREADABLE;
-    if (session->commits == 0 && !shard->slow) return KV_REASON_NONE;
+    if (session->tree->unreadable) return KV_REASON_SESSION_UNREADABLE;
+    if (session->tree->commits == 0 && !shard->slow) return KV_REASON_NONE;
     shard->counters.save_refused++;
     return KV_REASON_SSD_SLOW;
 }
@@ -478,7 +511,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     commit->claimed_tokens = live->state.tokens;
     commit->next = shard->commits;
     shard->commits = commit;
-    session->commits++;
+    session->tree->commits++;
     kv_status status;
     if (commit->write == NULL || commit->write->count == 0) {
         status = post_records(commit);
@@ -489,7 +522,7 @@ struct commit *commit_start(struct shard *shard, struct live *live, struct commi
     }
     if (status == KV_OK || (status == KV_BUSY && wait_for_room(commit))) return commit;
     shard->commits = commit->next;
-    session->commits--;
+    session->tree->commits--;
     *ret_reason = refused(commit, status, &err);
 
 forget:

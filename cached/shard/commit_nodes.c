@@ -206,6 +206,10 @@ static bool cut_branch(struct shard *shard, struct live *live, struct commit *co
     const bool named = name_point(shard, live, at, &digest, &id, &node);
     live->branch = NULL;
     if (!named) return false;
+    /* Others may have cut that edge meanwhile: it is left in its upper part, or at its start. */
+    while (branch->parent != NULL && branch->parent->tokens >= at)
+        branch = branch->parent;
+    if (node == NULL && branch->tokens == at) node = branch;
     if (node == NULL) {
         node = kv_index_node_split(shard->store->index, branch, at);
         if (node == NULL) return true;

@@ -105,8 +105,8 @@ static void let_session_go(struct shard *shard)
     struct kv_session *session = shard->compact.session;
     shard->compact.session = NULL;
     if (session == NULL) return;
-    assert(session->commits > 0);
-    session->commits--;
+    assert(session->tree->commits > 0);
+    session->tree->commits--;
     shard_commit_ended(shard, session);
 }
 
@@ -127,8 +127,8 @@ static void round_end(struct shard *shard)
     compact->look_ns = now_ns + (compact->moved > 0 ? LOOK_NS : RETRY_NS);
     compact->stage = COMPACT_IDLE;
     compact->moved = 0;
-    free(compact->sessions);
-    compact->sessions = NULL;
+    free(compact->trees);
+    compact->trees = NULL;
 }
 
 /* ---- one session ---- */
@@ -182,7 +182,7 @@ static void session_next(struct shard *shard)
 {
     let_session_go(shard);
     shard->compact.at++;
-    shard->compact.stage = COMPACT_SESSION;
+    shard->compact.stage = COMPACT_TREE;
 }
 
 static void moved(void *context, uint32_t pages, kv_status status)
@@ -200,15 +200,19 @@ static void moved(void *context, uint32_t pages, kv_status status)
 
 static bool is_free(const struct kv_session *session)
 {
-    const struct live *live = session->live;
-    if (session->deleting || session->busy != NULL || session->flows > 0 || session->commits > 0)
-        return false;
-    return live == NULL || (!live->busy && live->holder == NULL);
+    if (session->tree->commits > 0) return false;
+    for (const struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at)) {
+        const struct live *live = at->live;
+        if (at->deleting || at->busy != NULL || at->flows > 0) return false;
+        if (live != NULL && (live->busy || live->holder != NULL)) return false;
+    }
+    return true;
 }
 
 static void session_begin(struct shard *shard, struct kv_session *session)
 {
-    session->commits++;
+    session->tree->commits++;
     shard->compact.session = session;
     shard->compact.held_ns = kv_clock_stopwatch_ns();
     shard->compact.has_last = false;
@@ -230,10 +234,10 @@ static void session_start(struct shard *shard)
 {
     struct compact *compact = &shard->compact;
     struct kv_session *session =
-        kv_index_session_find(shard->store->index, &compact->sessions[compact->at]);
-    if (session == NULL || !is_free(session) || session->load == KV_LOAD_RUNNING) {
+        kv_index_tree_session(shard->store->index, &compact->trees[compact->at]);
+    if (session == NULL || !is_free(session) || session->tree->load == KV_LOAD_RUNNING) {
         compact->at++;
-    } else if (session->load == KV_LOAD_DONE) {
+    } else if (session->tree->load == KV_LOAD_DONE) {
         session_begin(shard, session);
     } else {
         compact->stage = COMPACT_WAIT;
@@ -285,7 +289,7 @@ static void found(void *context, uint32_t count, kv_status status)
     struct compact *compact = &((struct shard *)context)->compact;
     compact->count = status == KV_OK ? count : 0;
     compact->at = 0;
-    compact->stage = COMPACT_SESSION;
+    compact->stage = COMPACT_TREE;
 }
 
 static void round_begin(struct shard *shard)
@@ -298,10 +302,9 @@ static void round_begin(struct shard *shard)
     compact->is_over = false;
     compact->moved = 0;
     compact->stage = COMPACT_WAIT;
-    compact->sessions = malloc(sizeof(*compact->sessions) * COMPACT_SESSIONS_MAX);
-    if (compact->sessions == NULL ||
-        kv_store_places_start(shard->store, compact->sessions, COMPACT_SESSIONS_MAX, found,
-                              shard) != KV_OK)
+    compact->trees = malloc(sizeof(*compact->trees) * COMPACT_TREES_MAX);
+    if (compact->trees == NULL || kv_store_places_start(shard->store, compact->trees,
+                                                        COMPACT_TREES_MAX, found, shard) != KV_OK)
         round_end(shard);
 }
 
@@ -324,5 +327,5 @@ bool compact_tick(struct shard *shard)
         session_start(shard);
     else
         round_end(shard);
-    return compact->stage == COMPACT_MOVE || compact->stage == COMPACT_SESSION;
+    return compact->stage == COMPACT_MOVE || compact->stage == COMPACT_TREE;
 }

@@ -8,8 +8,10 @@
  * within ssd.erase_within, if somebody else's rows are not.
  *
  * The records are read, not the tree: a session whose tree does not fit the index is deleted as
- * well.  EraseUser does this for one session after the other, then with the user's own record,
- * which holds name and salt.  It may be cut short between two sessions and repeated.
+ * well.  Only where other sessions have a head in the tree it is loaded, to see what they need:
+ * that becomes theirs, in the same batch.  EraseUser does this for one session after the other,
+ * then with the user's own record, which holds name and salt.  It may be cut short between two
+ * sessions and repeated.
  */
 
 #include "cached/shard/shard_internal.h"
@@ -42,12 +44,12 @@ struct removal {
     uint32_t id_count, id_next;
     /* The session that goes now. */
     struct kv_session *session;
-    struct kv_session_id scanned;
     struct kv_batch *batch;
     struct kv_manifest_scan scan;
     uint8_t key[KV_RECORD_KEY_MAX], start[KV_RECORD_KEY_MAX + 1];
     uint8_t *buf;
-    uint64_t nodes, pages; /* Of this session. */
+    uint64_t nodes, pages; /* Of this session, that go. */
+    bool leaves;           /* Others have heads in its tree. */
     struct request_receipt receipt;
 };
 
@@ -81,11 +83,21 @@ static void removal_end(struct removal *removal)
     if (flow != NULL) flow_finish(flow);
 }
 
-/* What is left stays as it was; whoever asked hears why.  A dry run has taken nothing out of reach:
- * its session may be gone by now, or be in the middle of somebody else's deletion. */
+/* A dry run has taken nothing out of reach: its session may be in the middle of somebody else's
+ * deletion. */
+static void session_let_go(struct removal *removal)
+{
+    struct kv_session *session = removal->session;
+    removal->session = NULL;
+    if (session == NULL) return;
+    if (!removal->dry_run) session->deleting = false;
+    session->flows--;
+}
+
+/* What is left stays as it was; whoever asked hears why. */
 static void removal_fail(struct removal *removal, kv_status status)
 {
-    if (removal->session != NULL && !removal->dry_run) removal->session->deleting = false;
+    session_let_go(removal);
     if (removal->loss.cause == KV_REASON_QUOTA) {
         removal->flow->quota_tries = UINT32_MAX; /* It has to do without. */
         removal_end(removal);
@@ -94,6 +106,8 @@ static void removal_fail(struct removal *removal, kv_status status)
     if (removal->flow != NULL && !removal->flow->failed) {
         if (status == KV_IO)
             flow_fail(removal->flow, KV_REASON_SSD_READ_ONLY, "manifest", NULL, NULL);
+        else if (status == KV_CORRUPT)
+            flow_fail(removal->flow, KV_REASON_SESSION_UNREADABLE, "session_id", NULL, NULL);
         else
             flow_fail_status(removal->flow, status);
     }
@@ -114,7 +128,9 @@ static void session_gone(void *context, kv_status status)
     }
     kv_log(shard->options.log, KV_LOG_INFO, "session_deleted", "checkpoints=%llu pages=%llu",
            (unsigned long long)removal->nodes, (unsigned long long)removal->pages);
-    shard->store->checkpoints -= KV_MIN(removal->nodes, shard->store->checkpoints);
+    /* What left a tree that stays is not in the sum any more. */
+    if (!removal->leaves)
+        shard->store->checkpoints -= KV_MIN(removal->nodes, shard->store->checkpoints);
     shard->counters.sessions_deleted++;
     answers_forget_session(shard, &session->id);
     kv_index_session_remove(shard->store->index, session);
@@ -130,33 +146,34 @@ static void count_session(struct removal *removal)
 }
 
 /* Of an erased user nothing is left, not even that. */
-static kv_status note_deleted(struct removal *removal)
+static struct kv_record_deleted deleted_record(const struct removal *removal)
 {
-    struct kv_store *store = removal->shard->store;
-    const struct kv_record_deleted record = {
+    return (struct kv_record_deleted){
         .user = removal->session->user->id,
         .cause = removal->loss.cause == KV_REASON_QUOTA ? KV_REASON_QUOTA : KV_REASON_DELETED,
         .limit_of = removal->loss.limit_of,
         .limit = removal->loss.limit,
         .value = removal->loss.value,
-        .removed_ms = kv_store_now_ms(store),
+        .removed_ms = kv_store_now_ms(removal->shard->store),
         .checkpoints = (uint32_t)KV_MIN(removal->nodes, (uint64_t)UINT32_MAX),
         .bytes = removal->pages * removal->shard->layout->page_bytes,
     };
-    return kv_store_deleted_note(store, removal->batch, &removal->session->id, &record);
 }
 
 static void records_read(struct removal *removal)
 {
     count_session(removal);
     if (removal->dry_run) {
-        removal->session = NULL;
+        session_let_go(removal);
         session_next(removal);
         return;
     }
     struct kv_batch *batch = removal->batch;
     kv_status status = kv_batch_delete_session(batch, &removal->session->id);
-    if (status == KV_OK && removal->user == NULL) status = note_deleted(removal);
+    const struct kv_record_deleted record = deleted_record(removal);
+    if (status == KV_OK && removal->user == NULL)
+        status =
+            kv_store_deleted_note(removal->shard->store, batch, &removal->session->id, &record);
     if (status != KV_OK) {
         removal_fail(removal, status);
         return;
@@ -190,7 +207,7 @@ static void post_held(struct removal *removal)
 static kv_status take_record(struct removal *removal, const struct kv_manifest_put *put)
 {
     struct kv_store *store = removal->shard->store;
-    const struct kv_session_id *id = &removal->session->id;
+    const struct kv_session_id *id = &removal->session->tree->id;
     struct kv_record_page page;
     struct kv_checkpoint_id checkpoint;
     if (put->key_bytes == 34 && put->key[17] == 'N') {
@@ -225,12 +242,6 @@ static void scanned(struct kv_msg *msg)
         removal_fail(removal, KV_OK);
         return;
     }
-    if (removal->dry_run && kv_index_session_find(removal->shard->store->index,
-                                                  &removal->scanned) != removal->session) {
-        removal->session = NULL; /* It went meanwhile. */
-        session_next(removal);
-        return;
-    }
     while (status == KV_OK && kv_manifest_scan_next(&removal->scan, &offset, &put)) {
         last = put;
         status = take_record(removal, &put);
@@ -255,7 +266,7 @@ static void scan_post(struct removal *removal)
         .msg.run = scanned,
         .reply = store->options.mailbox,
         .prefix = removal->key,
-        .prefix_bytes = kv_key_tree(&removal->session->id, removal->key),
+        .prefix_bytes = kv_key_tree(&removal->session->tree->id, removal->key),
         .start = start_bytes == 0 ? NULL : removal->start,
         .start_bytes = start_bytes,
         .record_max = SCAN_RECORDS,
@@ -287,8 +298,8 @@ static void records_start(struct removal *removal)
 {
     struct kv_store *store = removal->shard->store;
     removal->nodes = removal->pages = 0;
+    removal->leaves = false;
     removal->scan.start_bytes = 0;
-    removal->scanned = removal->session->id;
     if (removal->dry_run) {
         scan_post(removal);
         return;
@@ -309,10 +320,12 @@ static void records_start(struct removal *removal)
 static bool is_at_rest(const struct removal *removal)
 {
     const struct kv_session *session = removal->session;
-    const uint32_t own = removal->flow->session == session;
-    return session->busy == NULL && session->flows == own && session->commits == 0 &&
-           session->load != KV_LOAD_RUNNING;
+    const uint32_t own = 1u + (removal->flow->session == session);
+    return session->busy == NULL && session->flows == own && session->tree->commits == 0 &&
+           session->tree->load != KV_LOAD_RUNNING;
 }
+
+static void leave_start(struct removal *removal);
 
 static void wait_look(struct removal *removal)
 {
@@ -330,13 +343,80 @@ static void wait_look(struct removal *removal)
     }
     removal->waiting = false;
     live_release(shard, session->live);
-    if (session->load == KV_LOAD_DONE) kv_store_unload(shard->store, session);
     /* From here on nothing but this removal knows the session. */
     if (flow->session == session) {
         flow->session = NULL;
         session->flows--;
     }
+    if (session->tree->session_count > 1) {
+        leave_start(removal);
+        return;
+    }
+    if (session->tree->load == KV_LOAD_DONE) kv_store_unload(shard->store, session);
     records_start(removal);
+}
+
+/* ---- one session of several in a tree ---- */
+
+static void before_drop(struct kv_node *node)
+{
+    shard_before_drop(node->session, node);
+}
+
+static void leave_now(struct removal *removal)
+{
+    struct kv_store *store = removal->shard->store;
+    struct kv_session *session = removal->session;
+    struct kv_store_leaving leaving = kv_store_leaving(session);
+    removal->leaves = true;
+    removal->nodes = leaving.nodes;
+    removal->pages = leaving.pages;
+    count_session(removal);
+    if (removal->dry_run) {
+        session_let_go(removal);
+        session_next(removal);
+        return;
+    }
+    const struct kv_record_deleted record = deleted_record(removal);
+    const kv_status status = kv_store_leave(store, session, removal->user == NULL ? &record : NULL,
+                                            before_drop, session_gone, removal);
+    if (status != KV_OK) removal_fail(removal, status);
+}
+
+static void leave_look(struct removal *removal)
+{
+    const struct kv_tree *tree = removal->session->tree;
+    if (removal->flow != NULL && flow_cancelled(removal->flow))
+        removal_fail(removal, KV_OK);
+    else if (tree->unreadable)
+        removal_fail(removal, KV_CORRUPT);
+    else if (tree->session_count == 1 && !removal->dry_run)
+        wait_look(removal); /* The others went meanwhile. */
+    else if (tree->commits > 0)
+        removal->waiting = true; /* Checkpoints that may go again are on their way. */
+    else
+        leave_now(removal);
+}
+
+static void tree_loaded(void *context, struct kv_session *session, kv_status status)
+{
+    struct removal *removal = context;
+    flow_wake_loaded(session, status);
+    if (status != KV_OK)
+        removal_fail(removal, status);
+    else
+        leave_look(removal);
+}
+
+static void leave_start(struct removal *removal)
+{
+    struct kv_session *session = removal->session;
+    if (session->tree->load == KV_LOAD_RUNNING)
+        removal->waiting = true;
+    else if (session->tree->load == KV_LOAD_DONE)
+        leave_look(removal);
+    else
+        kv_store_load_start(removal->shard->store, session, tree_loaded, removal);
 }
 
 void delete_tick(struct shard *shard)
@@ -350,17 +430,24 @@ void delete_tick(struct shard *shard)
             continue;
         }
 #endif
-        if (removal->waiting) wait_look(removal);
+        if (!removal->waiting) continue;
+        removal->waiting = false;
+        if (removal->dry_run)
+            leave_start(removal);
+        else
+            wait_look(removal);
     }
 }
 
 static void session_start(struct removal *removal, struct kv_session *session)
 {
     removal->session = session;
-    if (removal->dry_run) {
+    session->flows++; /* It stays open, and nobody else deletes it. */
+    if (removal->dry_run && session->tree->session_count > 1)
+        leave_start(removal);
+    else if (removal->dry_run)
         records_start(removal);
-        return;
-    }
+    if (removal->dry_run) return;
     session->deleting = true;
     wait_look(removal);
 }
@@ -409,7 +496,8 @@ static void session_next(struct removal *removal)
         } else if (session->deleting) {
             /* Its owner deletes it now: the two would wait for each other's end. */
             if (removal->flow != NULL) {
-                flow_fail(removal->flow, KV_REASON_SESSION_BUSY, "session_id", NULL, session->name);
+                flow_fail(removal->flow, KV_REASON_SESSION_BUSY, "session_id", NULL,
+                          session->has_details ? session->name : NULL);
                 removal->flow->req->out.failure.retry_ms = 50;
             }
             removal_fail(removal, KV_OK);
@@ -453,8 +541,8 @@ bool delete_for_quota(struct flow *flow, struct kv_session *session, const struc
 void flow_delete_session(struct flow *flow)
 {
     struct request *req = flow->req;
-    const struct kv_session *known =
-        kv_index_session_find(flow->shard->store->index, &req->in.session);
+    const struct kv_session_entry *known =
+        kv_index_entry_find(flow->shard->store->index, &req->in.session);
     /* Again, after a lost answer. */
     if (known == NULL && kv_store_deleted_find(flow->shard->store, &req->in.session) != NULL) {
         flow_finish(flow);
@@ -478,11 +566,11 @@ static bool collect(struct removal *removal)
 {
     struct kv_index *index = removal->shard->store->index;
     for (int fill = 0; fill < 2; fill++) {
-        struct kv_session *session = NULL;
+        const struct kv_session_entry *entry = NULL;
         uint32_t bucket = 0, count = 0;
-        while ((session = kv_index_session_next(index, &bucket, session)) != NULL) {
-            if (session->user != removal->user) continue;
-            if (fill) removal->ids[count] = session->id;
+        while ((entry = kv_index_entry_next(index, &bucket, entry)) != NULL) {
+            if (entry->user != removal->user) continue;
+            if (fill) removal->ids[count] = entry->id;
             count++;
         }
         removal->id_count = count;

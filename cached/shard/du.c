@@ -7,6 +7,8 @@
  * show.  No tree is loaded: a session in memory is counted from there, any other one from its
  * records.
  *
+ * A tree that sessions share is in the row of one of them.
+ *
  * A page is live while a checkpoint that lists it is.  A checkpoint's record keeps its own last
  * use; that of the ones below it counts as well, as in memory, so it is handed up the tree.  Pages
  * in no session (leaving, or held for a running call) are in nobody's sum.
@@ -34,10 +36,12 @@ struct du_node {
 
 /* The session that is looked at. */
 struct du_session {
-    struct kv_session_id id;
-    struct kv_session *session; /* NULL: it has no record, or is not asked for. */
-    bool begun, skipped;        /* skipped: its records need not be read. */
-    bool sorted;                /* Its nodes are all there: uids holds those of live ones. */
+    struct kv_session_id id; /* Of the tree. */
+    /* Of those that have a head in the tree the first; NULL: there is none, or it is not asked for.
+     */
+    const struct kv_session_entry *session;
+    bool begun, skipped; /* skipped: its records need not be read. */
+    bool sorted;         /* Its nodes are all there: uids holds those of live ones. */
     uint64_t live_pages, expired_pages, checkpoints;
 };
 
@@ -64,6 +68,15 @@ static void du_free(struct du *du)
     free(du);
 }
 
+/* Of a session that went meanwhile the row has no name. */
+static void rows_named(struct flow *flow)
+{
+    struct request_usage *out = flow->req->out.usage;
+    for (uint32_t i = 0; i < out->row_count; i++)
+        if (flow->names[i].name != NULL) out->rows[i].session = flow->names[i].name;
+    flow_finish(flow);
+}
+
 static void du_end(struct du *du, kv_status status)
 {
     struct flow *flow = du->flow;
@@ -77,7 +90,10 @@ static void du_end(struct du *du, kv_status status)
     flow->req->out.usage = du->out;
     du_free(du);
     if (status != KV_OK) flow_fail_status(flow, status);
-    flow_finish(flow);
+    if (flow->failed || !flow->req->in.u.usage.has_user)
+        flow_finish(flow);
+    else
+        names_read(flow, flow->names, flow->req->out.usage->row_count, rows_named);
 }
 
 /* ---- one session ---- */
@@ -121,7 +137,9 @@ static kv_status count_loaded(struct du *du, bool live_only, uint64_t *ret_pages
     const uint64_t now_ms = kv_store_now_ms(store);
     struct kv_node *node = NULL;
     du->uid_count = 0;
-    while ((node = kv_index_node_next(du->at.session, node)) != NULL) {
+    struct kv_session shape;
+    const struct kv_session *session = kv_index_look(du->at.session, &shape);
+    while ((node = kv_index_node_next((struct kv_session *)(uintptr_t)session, node)) != NULL) {
         if (live_only && kv_index_expired(node, now_ms)) continue;
         if (!grow((void **)&du->uids, &du->uid_capacity, du->uid_count + node->page_count,
                   sizeof(*du->uids)))
@@ -143,7 +161,9 @@ static kv_status take_loaded(struct du *du)
     kv_status status = count_loaded(du, true, &du->at.live_pages);
     if (status == KV_OK) status = count_loaded(du, false, &all);
     du->at.expired_pages = all - du->at.live_pages;
-    du->at.checkpoints = du->at.session->node_count;
+    for (const struct kv_session *at = kv_index_head_next(du->at.session->tree, NULL); at != NULL;
+         at = kv_index_head_next(du->at.session->tree, at))
+        du->at.checkpoints += at->node_count;
     return status;
 }
 
@@ -225,11 +245,11 @@ static kv_status session_begin(struct du *du, const uint8_t *id)
     du->at = (struct du_session){.begun = true};
     du->node_count = du->uid_count = 0;
     memcpy(du->at.id.bytes, id, sizeof(du->at.id.bytes));
-    struct kv_session *session = kv_index_session_find(store->index, &du->at.id);
+    const struct kv_session_entry *session = kv_index_tree_entry(store->index, &du->at.id);
     const bool asked =
         session != NULL &&
         (!in->u.usage.has_user || kv_id_equal(session->user->id.bytes, in->u.usage.user.bytes));
-    du->at.skipped = !asked || session->load == KV_LOAD_DONE;
+    du->at.skipped = !asked || (session->tree != NULL && session->tree->load == KV_LOAD_DONE);
     if (!asked) return KV_OK;
     du->at.session = session;
     return du->at.skipped ? take_loaded(du) : KV_OK;
@@ -237,7 +257,7 @@ static kv_status session_begin(struct du *du, const uint8_t *id)
 
 /* ---- rows ---- */
 
-static struct request_usage_row *row_of(struct du *du, const struct kv_session *session)
+static struct request_usage_row *row_of(struct du *du, const struct kv_session_entry *session)
 {
     struct request_usage *out = du->out;
     const bool by_user = !du->flow->req->in.u.usage.has_user;
@@ -247,9 +267,9 @@ static struct request_usage_row *row_of(struct du *du, const struct kv_session *
     struct kv_arena *arena = du->flow->req->arena;
     row->user_id = session->user->id;
     row->user = kv_arena_strdup(arena, session->user->name, strlen(session->user->name));
-    row->session = by_user ? "" : kv_arena_strdup(arena, session->name, strlen(session->name));
-    if (row->user == NULL || row->session == NULL) return NULL;
-    out->row_count++;
+    row->session = "";
+    if (row->user == NULL) return NULL;
+    du->flow->names[out->row_count++] = (struct session_name){.id = session->id};
     return row;
 }
 
@@ -258,7 +278,7 @@ static kv_status session_end(struct du *du)
     if (!du->at.begun || du->at.session == NULL) return KV_OK;
     struct request_usage_row *row = row_of(du, du->at.session);
     if (row == NULL) return KV_NOMEM;
-    row->sessions++;
+    row->sessions += du->at.session->tree == NULL ? 1 : du->at.session->tree->session_count;
     row->checkpoints += du->at.checkpoints;
     row->live_pages += du->at.live_pages;
     row->expired_pages += du->at.expired_pages;
@@ -302,7 +322,7 @@ static bool take_record(struct du *du, const struct kv_manifest_put *put, kv_sta
 static void find_again(struct du *du)
 {
     if (!du->at.begun || du->at.session == NULL) return;
-    du->at.session = kv_index_session_find(du->flow->shard->store->index, &du->at.id);
+    du->at.session = kv_index_tree_entry(du->flow->shard->store->index, &du->at.id);
     if (du->at.session == NULL) du->at.skipped = true;
 }
 
@@ -391,9 +411,10 @@ void flow_disk_usage(struct flow *flow)
     }
     struct du *du = calloc(1, sizeof(*du));
     struct request_usage *out = kv_arena_alloc(arena, sizeof(*out));
+    flow->names = kv_arena_alloc(arena, sizeof(*flow->names) * KV_USAGE_ROWS_MAX);
     if (out != NULL) out->rows = kv_arena_alloc(arena, sizeof(*out->rows) * KV_USAGE_ROWS_MAX);
     if (du != NULL) du->buf = malloc(SCAN_BYTES);
-    if (du == NULL || du->buf == NULL || out == NULL || out->rows == NULL) {
+    if (du == NULL || du->buf == NULL || out == NULL || out->rows == NULL || flow->names == NULL) {
         if (du != NULL) du_free(du);
         flow_fail_status(flow, KV_NOMEM);
         flow_finish(flow);

@@ -24,19 +24,33 @@
 #define WALK_AGAIN_NS 1000000000ull /* After one that found nothing. */
 #define REFUSED_SHOWN_NS 5000000000ull
 
+/* A call, a load or a save works on its tree. */
+static bool is_in_use(const struct kv_session *session)
+{
+    const struct kv_tree *tree = session->tree;
+    if (tree == NULL) return false; /* It is not in memory. */
+    if (tree->commits > 0 || tree->load == KV_LOAD_RUNNING) return true;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at)) {
+        const struct live *live = at->live;
+        if (at->deleting || at->busy != NULL || at->flows > 0) return true;
+        if (live != NULL && (live->busy || live->holder != NULL)) return true;
+    }
+    return false;
+}
+
 static struct kv_evict_facts facts_of(const struct shard *shard, const struct kv_session *session)
 {
     const struct live *live = session->live;
+    const bool is_saved = session->tree != NULL && session->tree->commits > 0;
     return (struct kv_evict_facts){
         .used_ms = session->used_ms,
         .pages = session->pages,
         .user_pages = session->user->pages,
         .is_expired = sweep_is_due(shard, session),
         .is_idle = live != NULL && !live->busy && live->holder == NULL,
-        .is_saving = session->commits > 0 && commit_waits(shard, session),
-        .is_in_use = session->deleting || session->busy != NULL || session->flows > 0 ||
-                     session->commits > 0 || session->load == KV_LOAD_RUNNING ||
-                     (live != NULL && (live->busy || live->holder != NULL)),
+        .is_saving = is_saved && commit_waits(shard, session),
+        .is_in_use = is_in_use(session),
     };
 }
 
@@ -64,33 +78,49 @@ static void walk_begin(struct evict *evict)
 static void walk(struct shard *shard)
 {
     struct evict *evict = &shard->evict;
-    struct kv_session *session = NULL;
+    const struct kv_session_entry *entry = NULL;
     uint32_t seen = 0;
-    while (seen < WALK_SESSIONS_PER_TURN || session->next != NULL) {
-        session = kv_index_session_next(shard->store->index, &evict->bucket, session);
-        if (session == NULL) {
+    while (seen < WALK_SESSIONS_PER_TURN || entry->next != NULL) {
+        struct kv_session shape;
+        entry = kv_index_entry_next(shard->store->index, &evict->bucket, entry);
+        if (entry == NULL) {
             evict->walking = false;
             return;
         }
         seen++;
-        const struct kv_evict_rank rank = rank_of(shard, session);
-        kv_evict_offer(&evict->list, &rank, &session->id);
+        const struct kv_evict_rank rank = rank_of(shard, kv_index_look(entry, &shape));
+        kv_evict_offer(&evict->list, &rank, &entry->id);
     }
     evict->bucket++;
 }
 
 /* ---- one victim ---- */
 
+/* Of a tree that sessions share only what this one made or stands on goes, and nothing that one
+ * used later stands on. */
+static bool is_of(const struct kv_session *session, const struct kv_node *leaf)
+{
+    bool is_its = leaf->session == session;
+    if (session->tree->session_count == 1) return true;
+    for (const struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at)) {
+        if (at->head != leaf) continue;
+        if (at == session) is_its = true;
+        if (at->used_ms > session->used_ms) return false;
+    }
+    return is_its;
+}
+
 static struct kv_node *next_leaf(const struct shard *shard, struct kv_session *session)
 {
     struct kv_evict_leaf best = {.is_kept = true};
     struct kv_node *victim = NULL, *node = NULL;
     while ((node = kv_index_node_next(session, node)) != NULL) {
-        if (node->child != NULL) continue;
+        if (node->child != NULL || !is_of(session, node)) continue;
         const struct kv_evict_leaf leaf = {
             .used_ms = node->used_ms,
             .tokens = node->tokens,
-            .is_kept = session->commits > 0 && commit_needs(shard, node),
+            .is_kept = session->tree->commits > 0 && commit_needs(shard, node),
         };
         if (leaf.is_kept || (victim != NULL && !kv_evict_leaf_before(&leaf, &best))) continue;
         best = leaf;
@@ -99,10 +129,20 @@ static struct kv_node *next_leaf(const struct shard *shard, struct kv_session *s
     return victim;
 }
 
+/* Heads that stand on a leaf which goes now. */
+static void mark_heads(const struct kv_node *leaf)
+{
+    const struct kv_tree *tree = leaf->session->tree;
+    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->head == leaf) at->head_falls = true;
+}
+
 /* Its head went: a Decode would go on from somewhere else than its caller thinks. */
 static void head_fell(struct shard *shard, struct kv_session *session)
 {
     const struct kv_node *head = session->head;
+    session->head_falls = false;
     session->fell_back = true;
     session->has_head = head != NULL;
     session->head_tokens = head == NULL ? 0 : head->tokens;
@@ -121,22 +161,24 @@ static bool evict_session(struct shard *shard, struct kv_session *session, enum 
 {
     struct kv_store *store = shard->store;
     const uint32_t before = store->freeing;
-    assert(session->load == KV_LOAD_DONE);
-    if (session->commits == 0) live_release(shard, session->live);
+    assert(session->tree->load == KV_LOAD_DONE);
+    if (session->tree->commits == 0) live_release(shard, session->live);
     if (kind == KV_EVICT_EXPIRED) {
         sweep_session(shard, session); /* It may be gone. */
         shard->evict.gained += store->freeing - before;
         return true;
     }
-    const struct kv_node *head = session->head;
     struct kv_node *leaf = NULL;
     for (uint32_t i = 0; i < NODES_PER_TURN && store->freeing - before < need; i++) {
         leaf = next_leaf(shard, session);
         if (leaf == NULL) break;
         shard_before_drop(session, leaf);
+        mark_heads(leaf);
         kv_store_drop_node(store, leaf, KV_REASON_CAPACITY);
     }
-    if (session->head != head) head_fell(shard, session);
+    for (struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at))
+        if (at->head_falls) head_fell(shard, at);
     shard->evict.gained += store->freeing - before;
     return leaf == NULL || store->freeing - before >= need;
 }
@@ -200,7 +242,7 @@ static bool try_candidate(struct shard *shard, const struct kv_evict_candidate *
     if (session == NULL) return true;
     const struct kv_evict_rank rank = rank_of(shard, session);
     if (!same_rank(&rank, &candidate->rank)) return true;
-    if (session->load == KV_LOAD_DONE) return evict_session(shard, session, rank.kind, need);
+    if (session->tree->load == KV_LOAD_DONE) return evict_session(shard, session, rank.kind, need);
     if (shard->evict.loads == LOADS_MAX) return false;
     load_start(shard, session, &rank);
     return true;

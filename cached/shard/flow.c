@@ -93,6 +93,10 @@ bool flow_find_session(struct flow *flow)
     struct request *req = flow->req;
     /* A session of another user has another id: it is not found, like one that never was. */
     struct kv_session *session = kv_index_session_find(flow->shard->store->index, &req->in.session);
+    if (session == NULL && kv_index_entry_find(flow->shard->store->index, &req->in.session)) {
+        flow_fail_status(flow, KV_NOMEM);
+        return false;
+    }
     if (session == NULL) {
         const struct kv_deleted *deleted =
             kv_store_deleted_find(flow->shard->store, &req->in.session);
@@ -102,7 +106,7 @@ bool flow_find_session(struct flow *flow)
         return false;
     }
     if (session->deleting) {
-        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, session->name);
+        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, req->in.session_name);
         req->out.failure.retry_ms = 50;
         return false;
     }
@@ -118,14 +122,14 @@ bool flow_find_session(struct flow *flow)
     flow->session = session;
     flow->session->flows++;
     req->out.epoch = flow->session->epoch;
-    flow->session->touched_seq = ++flow->shard->store->touch_seq;
+    flow->session->tree->touched_seq = ++flow->shard->store->touch_seq;
     return true;
 }
 
 bool flow_claim_session(struct flow *flow)
 {
     if (flow->session->busy != NULL) {
-        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, flow->session->name);
+        flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, flow->req->in.session_name);
         flow->req->out.failure.retry_ms = 50;
         return false;
     }
@@ -136,9 +140,9 @@ bool flow_claim_session(struct flow *flow)
 
 void flow_wake_loaded(struct kv_session *session, kv_status status)
 {
-    struct flow *waiter = session->waiters;
-    session->waiters = NULL;
-    session->waiter_count = 0;
+    struct flow *waiter = session->tree->waiters;
+    session->tree->waiters = NULL;
+    session->tree->waiter_count = 0;
     while (waiter != NULL) {
         struct flow *next = waiter->next_waiter;
         if (status != KV_OK) flow_fail_status(waiter, status);
@@ -156,18 +160,18 @@ static void loaded(void *context, struct kv_session *session, kv_status status)
 enum flow_next flow_load(struct flow *flow)
 {
     struct kv_session *session = flow->session;
-    if (session->load == KV_LOAD_DONE) return FLOW_NEXT;
-    if (session->waiter_count >= KV_REQUESTS_PER_SESSION_MAX) {
+    if (session->tree->load == KV_LOAD_DONE) return FLOW_NEXT;
+    if (session->tree->waiter_count >= KV_REQUESTS_PER_SESSION_MAX) {
         flow_fail(flow, KV_REASON_QUEUE_FULL, "requests waiting for the session",
                   request_u64(flow->req, KV_REQUESTS_PER_SESSION_MAX),
-                  request_u64(flow->req, session->waiter_count));
+                  request_u64(flow->req, session->tree->waiter_count));
         flow->req->out.failure.retry_ms = 100;
         return FLOW_NEXT;
     }
-    flow->next_waiter = session->waiters;
-    session->waiters = flow;
-    session->waiter_count++;
-    if (session->load == KV_LOAD_NONE)
+    flow->next_waiter = session->tree->waiters;
+    session->tree->waiters = flow;
+    session->tree->waiter_count++;
+    if (session->tree->load == KV_LOAD_NONE)
         kv_store_load_start(flow->shard->store, session, loaded, NULL);
     return FLOW_WAIT;
 }
@@ -191,7 +195,7 @@ void flow_begin(struct flow *flow, void (*next_step)(struct flow *flow))
         flow_finish(flow);
         return;
     }
-    if (flow->session->commits > 0 && !patience_is_over(flow)) {
+    if (flow->session->tree->commits > 0 && !patience_is_over(flow)) {
         flow->waits_commit = true;
         return;
     }
@@ -225,7 +229,7 @@ void flow_fill_checkpoint(struct flow *flow, const struct kv_node *node,
     struct kv_store *store = flow->shard->store;
     const uint64_t now_ms = kv_store_now_ms(store);
     const uint64_t age = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
-    const uint64_t ttl_ms = node->session->ttl_ms;
+    const uint64_t ttl_ms = kv_index_ttl_ms(node);
     struct kv_pool_ref image = node->image;
     *out = (struct request_checkpoint){
         .id = node->id,

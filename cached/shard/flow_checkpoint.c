@@ -17,12 +17,17 @@
 static void checkpoint_look(struct flow *flow);
 
 /* Those that wait for a save in flight also wait for the next one to begin. */
+void checkpoint_wake(struct flow *flow)
+{
+    if (flow->session->tree->commits == 0) shard_commit_ended(flow->shard, flow->session);
+}
+
 static void checkpoint_end(struct flow *flow)
 {
     struct shard *shard = flow->shard;
     struct kv_session *session = flow->session;
     turn_reply(flow);
-    if (session->commits == 0) shard_commit_ended(shard, session);
+    if (session->tree->commits == 0) shard_commit_ended(shard, session);
 }
 
 static void checkpoint_reply(struct flow *flow)
@@ -38,7 +43,9 @@ static void checkpoint_reply(struct flow *flow)
 
 static void point_at(struct flow *flow, const struct kv_image_state *state)
 {
-    const enum request_kind kind = flow->req->in.u.checkpoint.kind;
+    const enum request_kind kind = flow->req->method == REQUEST_CHECKPOINT
+                                       ? flow->req->in.u.checkpoint.kind
+                                       : KIND_UNSPECIFIED;
     flow->point_count = 1;
     flow->points[0] = (struct commit_point){
         .tokens = state->tokens,
@@ -76,7 +83,7 @@ static void checkpoint_exported(struct flow *flow)
         return;
     }
     point_at(flow, &flow->live->state);
-    turn_save(flow, checkpoint_reply);
+    turn_save(flow, flow->checkpointed);
 }
 
 static void checkpoint_at_rest(struct flow *flow)
@@ -89,9 +96,13 @@ static void checkpoint_at_rest(struct flow *flow)
         flow->point_count = 1;
         flow->points[0].node = session->head;
         flow->points[0].pool_slot = KV_POOL_SLOT_NONE;
-        if (session->head == NULL) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
-        if (session->head != NULL) kv_store_renew(flow->shard->store, session->head);
-        checkpoint_end(flow);
+        if (session->head == NULL) {
+            flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, NULL);
+            checkpoint_end(flow);
+            return;
+        }
+        kv_store_renew(flow->shard->store, session->head);
+        flow->checkpointed(flow);
         return;
     }
     flow->live = live;
@@ -146,7 +157,7 @@ static void beside_exported(struct kv_msg *msg)
         live->has_logits = job->has_logits;
     }
     point_at(flow, &job->state);
-    turn_save(flow, checkpoint_reply);
+    turn_save(flow, flow->checkpointed);
 }
 
 static void checkpoint_beside(struct flow *flow, struct live *live)
@@ -183,7 +194,7 @@ static void checkpoint_look(struct flow *flow)
         checkpoint_end(flow);
         return;
     }
-    if ((session->commits > 0 && !patience_is_over(flow)) || is_exported_now(flow)) {
+    if ((session->tree->commits > 0 && !patience_is_over(flow)) || is_exported_now(flow)) {
         flow->waits_commit = true;
         return;
     }
@@ -202,10 +213,16 @@ static void checkpoint_look(struct flow *flow)
     checkpoint_at_rest(flow);
 }
 
+void checkpoint_start(struct flow *flow, void (*after)(struct flow *flow))
+{
+    flow->checkpointed = after;
+    checkpoint_look(flow);
+}
+
 void flow_checkpoint(struct flow *flow)
 {
     if (flow_find_session(flow))
-        checkpoint_look(flow);
+        checkpoint_start(flow, checkpoint_reply);
     else
         flow_finish(flow);
 }

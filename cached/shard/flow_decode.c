@@ -93,17 +93,6 @@ static void decode_progress(struct kv_msg *msg)
     pump(flow);
 }
 
-/* A Checkpoint that was taken beside it is saved first. */
-static void decode_save(struct flow *flow)
-{
-    if (flow->session->commits > 0 && !patience_is_over(flow)) {
-        flow->waits_commit = true;
-        flow->wake = decode_save;
-        return;
-    }
-    turn_save(flow, decode_saved);
-}
-
 static void decode_done(struct flow *flow)
 {
     struct request *req = flow->req;
@@ -136,7 +125,7 @@ static void decode_done(struct flow *flow)
                                                 .state = live->state};
         flow->point_count = 1;
     }
-    decode_save(flow);
+    turn_save(flow, decode_saved);
 }
 
 static bool decode_buffers(struct flow *flow)
@@ -284,7 +273,8 @@ static void decode_begun(struct flow *flow)
     const uint32_t tokens = live != NULL            ? live->state.tokens
                             : session->head != NULL ? session->head->tokens
                                                     : 0;
-    if (tokens == 0) flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, session->name);
+    if (tokens == 0)
+        flow_fail(flow, KV_REASON_HEAD_EMPTY, "session_id", NULL, flow->req->in.session_name);
     /* Its pages are whole and another model's: not to be read, and nothing to be dropped. */
     if (tokens > 0 && live == NULL && session->head->foreign)
         flow_fail(flow, KV_REASON_HEAD_MOVED, "head_position", NULL,

@@ -13,10 +13,19 @@
 
 #include <assert.h>
 
+/* Other sessions may share the tree and drop some of it meanwhile: pages keep their entries, and
+ * the node is not looked at again. */
+static void let_pages_go(struct flow *flow)
+{
+    for (uint32_t k = 0; k < flow->read.count; k++)
+        kv_index_page_unref(flow->shard->store->index, flow->read_pages[k]);
+}
+
 static void path_lost(struct flow *flow, uint32_t page, kv_status status)
 {
     flow_unpin_read(flow);
-    if (status == KV_CORRUPT && flow->session->commits == 0)
+    let_pages_go(flow);
+    if (status == KV_CORRUPT && flow->session->tree->commits == 0)
         shard_drop_page(flow->shard, flow->session, page);
     flow_fail(flow, KV_REASON_CHECKPOINT_NOT_FOUND, "checkpoint", NULL,
               status == KV_CORRUPT ? "CORRUPT" : "READ_FAILED");
@@ -32,7 +41,7 @@ static void path_advance(struct flow *flow)
     for (; flow->path_next < flow->read.count; flow->path_next++) {
         const uint32_t k = flow->path_next;
         const uint32_t start = k * KV_PAGE_TOKENS;
-        const uint32_t count = KV_MIN(KV_PAGE_TOKENS, flow->node->tokens - start);
+        const uint32_t count = KV_MIN(KV_PAGE_TOKENS, flow->path_tokens - start);
         if (!flow->path_there[k]) return;
         flow->path_status = kv_store_read_check(&flow->read, k, &flow->path_chain, NULL, 0);
         if (flow->path_status != KV_OK) return;
@@ -64,6 +73,7 @@ static void path_read(struct kv_read *read)
     }
     assert(flow->path_next == read->count);
     flow_unpin_read(flow);
+    let_pages_go(flow);
     flow->ready(flow);
 }
 
@@ -74,7 +84,7 @@ void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(stru
     const struct live *live = flow->session->live;
 
     flow->ready = ready;
-    flow->node = node;
+    flow->path_tokens = node->tokens;
     if (live != NULL && kv_index_is_ancestor(node, live->node)) {
         for (uint32_t t = 0; t < node->tokens; t++)
             flow->ids[t] = live->ids[t];
@@ -110,7 +120,9 @@ void resume_path_ids(struct flow *flow, struct kv_node *node, void (*ready)(stru
         return;
     }
     flow->read_count = count;
-    for (uint32_t k = 0; k < count; k++)
+    for (uint32_t k = 0; k < count; k++) {
+        kv_index_page_ref(flow->shard->store->index, flow->read_pages[k]);
         flow->path_there[k] = !flow->read_fresh[k];
+    }
     if (status == KV_MISS) path_read(&flow->read);
 }

@@ -48,13 +48,39 @@ static void row_arrived(struct kv_read *read, uint32_t k)
     flow->read_status[k] = kv_store_read_check(read, k, &flow->chain[k], flow->ids + start, tokens);
 }
 
+/* One that went meanwhile, with checkpoints of another session, kept its entry until here. */
+static void let_pages_go(struct flow *flow)
+{
+    for (uint32_t k = 0; k < flow->read.count; k++)
+        kv_index_page_unref(flow->shard->store->index, flow->read_pages[k]);
+}
+
+/* Gives back what was read, and the slot's place in the session. */
+static void let_rows_go(struct flow *flow)
+{
+    let_pages_go(flow);
+    flow_unpin_read(flow);
+    if (flow->image_slot != KV_POOL_SLOT_NONE) {
+        kv_pool_unpin(flow->shard->store->pool, flow->image_slot);
+        flow->image_slot = KV_POOL_SLOT_NONE;
+    }
+    flow->req->out.ssd_tokens = flow->req->out.hbm_tokens = 0;
+    flow->live->busy = false;
+    live_release(flow->shard, flow->live);
+    flow->live = NULL;
+}
+
 static void rows_read(struct kv_read *read)
 {
     struct flow *flow = KV_CONTAINER_OF(read, struct flow, read);
-    struct kv_store *store = flow->shard->store;
     const uint32_t h = flow->plan.restore_tokens;
 
     flow->req->out.times.read_ns += resume_lap(flow);
+    if (resume_is_stale(flow)) {
+        let_rows_go(flow);
+        resume_match(flow);
+        return;
+    }
     for (uint32_t k = 0; k < read->count; k++) {
         const uint32_t start = k * KV_PAGE_TOKENS;
         const uint32_t tokens = KV_MIN(KV_PAGE_TOKENS, h - start);
@@ -66,20 +92,14 @@ static void rows_read(struct kv_read *read)
         if (flow->read_status[k] == KV_STATUS_COUNT) row_arrived(read, k); /* Was in memory. */
         const kv_status status = flow->read_status[k];
         if (status == KV_OK) continue;
-        flow_unpin_read(flow);
-        if (flow->image_slot != KV_POOL_SLOT_NONE) {
-            kv_pool_unpin(store->pool, flow->image_slot);
-            flow->image_slot = KV_POOL_SLOT_NONE;
-        }
-        flow->req->out.ssd_tokens = flow->req->out.hbm_tokens = 0;
-        flow->live->busy = false;
-        live_release(flow->shard, flow->live);
-        flow->live = NULL;
+        let_rows_go(flow);
         resume_weaken(flow, page, start, status);
         return;
     }
-    if (live_install(flow->shard, flow->live, flow->read_pages, flow->read_slots, read->count) !=
-        KV_OK) {
+    const kv_status installed =
+        live_install(flow->shard, flow->live, flow->read_pages, flow->read_slots, read->count);
+    let_pages_go(flow);
+    if (installed != KV_OK) {
         hbm_full(flow);
         return;
     }
@@ -104,6 +124,8 @@ static void read_path(struct flow *flow)
     const kv_status status = kv_store_read_start(store, &flow->read);
     if (status == KV_OK || status == KV_MISS) {
         flow->read_count = count;
+        for (uint32_t k = 0; k < count; k++)
+            kv_index_page_ref(store->index, flow->read_pages[k]);
         if (status == KV_MISS) rows_read(&flow->read);
         return;
     }

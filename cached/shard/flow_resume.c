@@ -26,6 +26,11 @@ uint64_t resume_lap(struct flow *flow)
 
 static bool stage_probe(struct flow *flow);
 
+bool resume_is_stale(const struct flow *flow)
+{
+    return flow->removals != flow->session->tree->removals;
+}
+
 static bool out_of_memory(struct flow *flow, const void *memory)
 {
     if (memory != NULL) return false;
@@ -75,7 +80,7 @@ static void drop_expired(struct flow *flow)
     bool any = false;
     /* A save that this call does not wait for holds nodes of the tree; what is expired is not
      * matched in any case. */
-    if (flow->session->commits > 0) return;
+    if (flow->session->tree->commits > 0) return;
     while ((node = kv_index_node_next(flow->session, node)) != NULL) {
         if (!kv_index_expired(node, now_ms)) continue;
         shard_before_drop(flow->session, node);
@@ -113,6 +118,7 @@ void resume_match(struct flow *flow)
                           .unmarked_only = flow->exact,
                           .reach = resume_reach(flow)};
     kv_match_run(&flow->match, store->index, flow->session, judged_ms(store));
+    flow->removals = flow->session->tree->removals;
 
     const struct live *live = flow->session->live;
     flow->live_match = 0;
@@ -136,7 +142,7 @@ void resume_weaken(struct flow *flow, uint32_t page, uint32_t position, kv_statu
     assert(!flow->plan_only);
     /* Beside a save that this call does not wait for nothing is dropped, because nodes that need
      * the page may be of that save: then this call goes without it, and the next one drops it. */
-    if (status == KV_CORRUPT && flow->session->commits == 0) {
+    if (status == KV_CORRUPT && flow->session->tree->commits == 0) {
         shard_drop_page(flow->shard, flow->session, page);
     } else {
         flow->unread_from = flow->unread ? KV_MIN(flow->unread_from, position) : position;
@@ -181,6 +187,10 @@ static void probes_read(struct kv_read *read)
         return;
     }
     flow_unpin_read(flow);
+    if (resume_is_stale(flow)) {
+        resume_match(flow);
+        return;
+    }
     if (bad != KV_PAGE_INDEX_NONE && flow->req->out.weakened < RESUME_WEAKEN_MAX) {
         resume_weaken(flow, bad, 0, KV_CORRUPT);
         return;

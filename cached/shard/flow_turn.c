@@ -29,13 +29,22 @@ void turn_reply(struct flow *flow)
     flow_finish(flow);
 }
 
-static void save_again(struct flow *flow);
-
 static void turn_saved(struct flow *flow)
 {
     flow->req->out.times.commit_ns = kv_clock_stopwatch_ns() - flow->mark_ns;
     flow->after_save(flow);
 }
+
+/* A Checkpoint beside a Decode, or another session of the tree, saves: what it makes may go again.
+ */
+static bool save_waits(struct flow *flow)
+{
+    if (flow->session->tree->commits == 0 || patience_is_over(flow)) return false;
+    flow->waits_commit = true;
+    return true;
+}
+
+static void save_now(struct flow *flow);
 
 /* Pages that this save adds at most, to those of the checkpoint below. */
 static uint32_t new_pages(const struct flow *flow, const struct live *live)
@@ -46,13 +55,14 @@ static uint32_t new_pages(const struct flow *flow, const struct live *live)
 }
 
 /* True: it is saved later, or not at all. */
-static bool is_held_back(struct flow *flow, const struct live *live)
+static bool is_held_back(struct flow *flow)
 {
     struct request *req = flow->req;
+    const struct live *live = flow->beside != NULL ? flow->beside : flow->live;
     const enum kv_reason before = req->out.save_reason;
     /* Beside a Decode nothing is waited for: the history moves on. */
     if (flow->beside != NULL) flow->quota_tries = UINT32_MAX;
-    if (admit_pages(flow, new_pages(flow, live), save_again) == FLOW_WAIT) return true;
+    if (admit_pages(flow, new_pages(flow, live), save_now) == FLOW_WAIT) return true;
     if (req->out.save_reason == before) return false;
     flow->shard->counters.save_refused++;
     for (uint32_t i = 0; i < flow->point_count; i++)
@@ -61,26 +71,27 @@ static bool is_held_back(struct flow *flow, const struct live *live)
     return true;
 }
 
-static void save_again(struct flow *flow)
-{
-    turn_save(flow, flow->after_save);
-}
-
 void turn_save(struct flow *flow, void (*after)(struct flow *flow))
 {
-    struct request *req = flow->req;
-    struct live *live = flow->beside != NULL ? flow->beside : flow->live;
     flow->after_save = after;
     flow->mark_ns = kv_clock_stopwatch_ns();
     if (flow->point_count == 0) {
         after(flow);
         return;
     }
-    if (is_held_back(flow, live)) return;
+    flow->wake = save_now;
+    save_now(flow);
+}
+
+static void save_now(struct flow *flow)
+{
+    struct request *req = flow->req;
+    if (save_waits(flow) || is_held_back(flow)) return;
     for (uint32_t i = 0; i < flow->point_count; i++) {
         flow->points[i].pool_slot = flow->reserved[i];
         flow->reserved[i] = KV_POOL_SLOT_NONE;
     }
+    struct live *live = flow->beside != NULL ? flow->beside : flow->live;
     struct commit *commit =
         commit_start(flow->shard, live, flow->points, flow->point_count, &req->out.save_reason);
     for (uint32_t i = 0; i < flow->point_count; i++)

@@ -37,11 +37,11 @@ bool patience_is_over(const struct flow *flow)
     if (method != REQUEST_PREFILL && method != REQUEST_DECODE && method != REQUEST_CHECKPOINT)
         return false;
     for (const struct commit *commit = flow->shard->commits; commit != NULL; commit = commit->next)
-        if (commit->session == flow->session &&
+        if (commit->session->tree == flow->session->tree &&
             is_late(kv_clock_stopwatch_ns(), commit->begun_ns, patience_ns(flow)))
             return true;
     const struct compact *compact = &flow->shard->compact;
-    return compact->session == flow->session &&
+    return compact->session != NULL && compact->session->tree == flow->session->tree &&
            is_late(kv_clock_stopwatch_ns(), compact->held_ns, patience_ns(flow));
 }
 

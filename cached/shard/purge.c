@@ -4,7 +4,7 @@
  * A checkpoint of a model that is not served is never matched; it only keeps its place.  The reader
  * thread brings the records of trees a buffer at a time; checkpoints that are asked for are noted,
  * a bounded number, then dropped from their trees like everything else that goes, with the cause
- * MODEL_CHANGED, and the scan goes on.  A session that a call works on is waited for.  The answer
+ * MODEL_CHANGED, and the scan goes on.  A tree that a call works on is waited for.  The answer
  * comes when all removals are durable; cut short, it may be repeated.
  *
  * A model is named by the start of its fingerprint, of which a checkpoint's record holds 8 bytes.
@@ -24,7 +24,7 @@
 #define ROUND_MAX 1024u /* Checkpoints noted before they are dropped. */
 
 struct purge_item {
-    struct kv_session_id session;
+    struct kv_session_id tree;
     struct kv_checkpoint_id id;
 };
 
@@ -181,7 +181,7 @@ static kv_status take_record(struct purge *purge, const struct kv_manifest_put *
         return note_pages(purge, &record);
     }
     struct purge_item *item = &purge->items[purge->item_count++];
-    memcpy(item->session.bytes, put->key + 1, sizeof(item->session.bytes));
+    memcpy(item->tree.bytes, put->key + 1, sizeof(item->tree.bytes));
     item->id = record.id;
     return KV_OK;
 }
@@ -238,6 +238,14 @@ static void scan_post(struct purge *purge)
 
 /* ---- dropping ---- */
 
+static bool is_at_rest(const struct kv_tree *tree)
+{
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->busy != NULL || at->flows > 0 || at->deleting) return false;
+    return tree->commits == 0 && tree->load != KV_LOAD_RUNNING;
+}
+
 static void drop_item(struct purge *purge, struct kv_session *session)
 {
     struct shard *shard = purge->shard;
@@ -269,15 +277,14 @@ static void item_loaded(void *context, struct kv_session *session, kv_status sta
 static bool drop_one(struct purge *purge)
 {
     struct shard *shard = purge->shard;
-    const struct kv_session_id *id = &purge->items[purge->item_next].session;
-    struct kv_session *session = kv_index_session_find(shard->store->index, id);
-    if (session == NULL || session->deleting) return true;
-    if (session->busy != NULL || session->flows > 0 || session->commits > 0 ||
-        session->load == KV_LOAD_RUNNING) {
+    const struct kv_session_id *id = &purge->items[purge->item_next].tree;
+    struct kv_session *session = kv_index_tree_session(shard->store->index, id);
+    if (session == NULL) return true; /* It went, or there is no memory: it may be repeated. */
+    if (!is_at_rest(session->tree)) {
         purge->waiting = true;
         return false;
     }
-    if (session->load == KV_LOAD_NONE) {
+    if (session->tree->load == KV_LOAD_NONE) {
         kv_store_load_start(shard->store, session, item_loaded, purge);
         return false;
     }

@@ -63,17 +63,20 @@ static void fill_limits(struct flow *flow, const struct kv_user *user,
     if (out->plan == NULL) flow_fail_status(flow, KV_NOMEM);
 }
 
-/* The user's sessions, best victim first; at most KV_QUOTA_NEXT_MAX are told. */
+/* The user's sessions, best victim first; at most KV_QUOTA_NEXT_MAX are told.  Names come later. */
 static void fill_next(struct flow *flow, const struct kv_user *user, struct request_quota *out)
 {
     struct kv_quota_victim list[KV_QUOTA_NEXT_MAX + 1];
-    struct kv_session *session = NULL;
+    const struct kv_session_entry *entry = NULL;
     uint32_t bucket = 0, count = 0;
+    const struct kv_index *index = flow->shard->store->index;
     const uint64_t now_ms = kv_store_now_ms(flow->shard->store);
-    while (user != NULL &&
-           (session = kv_index_session_next(flow->shard->store->index, &bucket, session)) != NULL) {
-        if (session->user != user || session->deleting) continue;
-        const struct kv_quota_victim victim = quota_victim(flow->shard, session);
+    while (user != NULL && (entry = kv_index_entry_next(index, &bucket, entry)) != NULL) {
+        struct kv_session shape;
+        if (entry->user != user) continue;
+        const struct kv_session *session = kv_index_look(entry, &shape);
+        if (session->deleting) continue;
+        const struct kv_quota_victim victim = quota_victim(session);
         uint32_t at = count;
         while (at > 0 && kv_quota_victim_before(&victim, &list[at - 1]))
             at--;
@@ -83,16 +86,38 @@ static void fill_next(struct flow *flow, const struct kv_user *user, struct requ
         count = KV_MIN(count + 1, KV_QUOTA_NEXT_MAX);
     }
     for (uint32_t i = 0; i < count; i++) {
-        session = kv_index_session_find(flow->shard->store->index, &list[i].session);
+        entry = kv_index_entry_find(index, &list[i].session);
         out->next[i] = (struct request_quota_next){
-            .session = kv_arena_strdup(flow->req->arena, session->name, strlen(session->name)),
+            .id = list[i].session,
             .is_held = list[i].is_held,
             .idle_ms = now_ms > list[i].used_ms ? now_ms - list[i].used_ms : 0,
-            .bytes = (uint64_t)session->pages * flow->shard->layout->page_bytes,
+            .bytes = (uint64_t)entry->pages * flow->shard->layout->page_bytes,
         };
-        if (out->next[i].session == NULL) return;
         out->next_count++;
     }
+}
+
+static void next_named(struct flow *flow)
+{
+    struct request_quota *out = flow->req->out.quota;
+    for (uint32_t i = 0; i < out->next_count; i++)
+        out->next[i].session = flow->names[i].name;
+    flow_finish(flow);
+}
+
+/* The last step of a call that tells what goes next. */
+static void finish_named(struct flow *flow)
+{
+    struct request_quota *out = flow->req->out.quota;
+    flow->names = kv_arena_alloc(flow->req->arena, sizeof(*flow->names) * (KV_QUOTA_NEXT_MAX + 1u));
+    if (flow->names == NULL) flow_fail_status(flow, KV_NOMEM);
+    if (flow->failed) {
+        flow_finish(flow);
+        return;
+    }
+    for (uint32_t i = 0; i < out->next_count; i++)
+        flow->names[i] = (struct session_name){.id = out->next[i].id};
+    names_read(flow, flow->names, out->next_count, next_named);
 }
 
 /* How many sessions, from the first of `next`, a lower limit would take. */
@@ -143,7 +168,10 @@ static void changed(void *context, kv_status status)
             fill_user(flow, kv_store_quota_own(shard->store, &flow->req->in.u.quota.user));
     }
     free(job);
-    flow_finish(flow);
+    if (flow->failed || flow->req->method != REQUEST_SET_QUOTA)
+        flow_finish(flow);
+    else
+        finish_named(flow);
 }
 
 static void change_post(struct flow *flow, const struct kv_quota_change *change)
@@ -212,7 +240,7 @@ void flow_set_quota(struct flow *flow)
     }
     if (in->u.quota.dry_run) {
         fill_user(flow, &change.user);
-        flow_finish(flow);
+        finish_named(flow);
         return;
     }
     change_post(flow, &change);
@@ -225,7 +253,10 @@ void flow_get_quota(struct flow *flow)
         flow_fail(flow, KV_REASON_ROLE_DENIED, "user", "ops", "harness");
     else if (quota_alloc(flow) != NULL)
         fill_user(flow, kv_store_quota_own(flow->shard->store, &req->in.u.quota.user));
-    flow_finish(flow);
+    if (flow->failed)
+        flow_finish(flow);
+    else
+        finish_named(flow);
 }
 
 void flow_delete_quota(struct flow *flow)

@@ -22,8 +22,11 @@
 
 static bool is_at_rest(const struct kv_session *session)
 {
-    return session->busy == NULL && session->flows == 0 && session->commits == 0 &&
-           !session->deleting && session->load != KV_LOAD_RUNNING;
+    const struct kv_tree *tree = session->tree;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->busy != NULL || at->flows > 0 || at->deleting) return false;
+    return tree->commits == 0 && tree->load != KV_LOAD_RUNNING;
 }
 
 static void pending_remove(struct scrub *scrub, uint32_t at)
@@ -60,14 +63,21 @@ static void let_go(struct shard *shard, const struct kv_session *session, uint32
     }
 }
 
-/* All findings of a session whose tree is in memory: every place is told and taken out of use
+static void all_let_go(struct shard *shard, const struct kv_tree *tree, uint32_t page)
+{
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        let_go(shard, at, page);
+}
+
+/* All findings of a tree that is in memory: every place is told and taken out of use
  * before the first checkpoint goes, because other bad pages may go with it. */
 static void settle_session(struct shard *shard, struct kv_session *session)
 {
     struct scrub *scrub = &shard->scrub;
     const uint64_t dropped = shard->store->counters.nodes_dropped;
     for (uint32_t i = 0; i < scrub->pending_count;) {
-        const bool own = kv_id_equal(scrub->pending[i].session.bytes, session->id.bytes);
+        const bool own = kv_id_equal(scrub->pending[i].tree.bytes, session->tree->id.bytes);
         if (own && !settle(shard, session, &scrub->pending[i]))
             pending_remove(scrub, i);
         else
@@ -75,14 +85,14 @@ static void settle_session(struct shard *shard, struct kv_session *session)
     }
     for (uint32_t i = 0; i < scrub->pending_count;) {
         const struct kv_scrub_finding finding = scrub->pending[i];
-        if (!kv_id_equal(finding.session.bytes, session->id.bytes)) {
+        if (!kv_id_equal(finding.tree.bytes, session->tree->id.bytes)) {
             i++;
             continue;
         }
         pending_remove(scrub, i);
         const uint32_t page = kv_scrub_current(shard->store, session, &finding);
         if (page == KV_PAGE_INDEX_NONE) continue;
-        let_go(shard, session, page);
+        all_let_go(shard, session->tree, page);
         shard_drop_page(shard, session, page);
     }
     scrub->dropped += shard->store->counters.nodes_dropped - dropped;
@@ -104,12 +114,12 @@ static void settle_pending(struct shard *shard)
     struct scrub *scrub = &shard->scrub;
     for (uint32_t i = 0; i < scrub->pending_count;) {
         struct kv_session *session =
-            kv_index_session_find(shard->store->index, &scrub->pending[i].session);
+            kv_index_tree_session(shard->store->index, &scrub->pending[i].tree);
         if (session == NULL) {
             pending_remove(scrub, i); /* It was removed as a whole. */
         } else if (!is_at_rest(session)) {
             i++;
-        } else if (session->load == KV_LOAD_DONE) {
+        } else if (session->tree->load == KV_LOAD_DONE) {
             settle_session(shard, session);
             i = 0; /* Others moved to where these were. */
         } else if (scrub->loading || kv_clock_stopwatch_ns() < scrub->retry_ns) {
@@ -154,9 +164,25 @@ static void run_end(struct shard *shard, bool whole)
            kv_status_name(scrub->last.status));
 }
 
+static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char *by);
+
+/* Nobody asked for one for so long that it begins by itself. */
+static void begin_if_due(struct shard *shard)
+{
+    struct scrub *scrub = &shard->scrub;
+    const uint64_t every_ms = shard->options.scrub_every_ms;
+    const uint64_t now_ns = kv_clock_stopwatch_ns();
+    const uint64_t since_ns = KV_MAX(shard->started_ns, scrub->ended_ns);
+    if (every_ms == 0 || shard->slow || atomic_load(&shard->stopping)) return;
+    if ((now_ns - since_ns) / 1000000u < every_ms) return;
+    if (run_start(shard, shard->options.scrub_rate_bytes, "schedule") != KV_OK)
+        scrub->ended_ns = now_ns; /* No memory now. */
+}
+
 uint64_t scrub_tick(struct shard *shard)
 {
     struct scrub *scrub = &shard->scrub;
+    if (scrub->run == NULL) begin_if_due(shard);
     if (scrub->run == NULL) return UINT64_MAX;
     if (atomic_load(&shard->stopping)) scrub->stopping = true;
     if (scrub->stopping) {
@@ -187,7 +213,7 @@ double scrub_age_s(const struct shard *shard)
 
 /* ---- the call ---- */
 
-static kv_status run_start(struct shard *shard, uint64_t rate_bytes)
+static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char *by)
 {
     struct scrub *scrub = &shard->scrub;
     const struct kv_scrub_options options = {
@@ -199,7 +225,8 @@ static kv_status run_start(struct shard *shard, uint64_t rate_bytes)
     scrub->started_ns = kv_clock_stopwatch_ns();
     scrub->ended_ns = 0;
     scrub->damaged = scrub->dropped = 0;
-    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started", "pages=%llu rate_bytes=%llu",
+    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started",
+           "by=%s pages=%llu rate_bytes=%llu", by,
            (unsigned long long)kv_scrub_progress(scrub->run).pages_total,
            (unsigned long long)rate_bytes);
     return KV_OK;
@@ -273,7 +300,7 @@ void flow_scrub(struct flow *flow)
     bool changed = false;
     if (in->u.scrub.action == SCRUB_START && scrub->run == NULL) {
         if (rate_bytes == 0) rate_bytes = shard->options.scrub_rate_bytes;
-        status = run_start(shard, rate_bytes);
+        status = run_start(shard, rate_bytes, "call");
         changed = status == KV_OK;
     } else if (in->u.scrub.action == SCRUB_START) {
         /* It goes on, at the rate that was named last. */

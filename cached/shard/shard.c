@@ -28,6 +28,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_CHECKPOINT] = flow_checkpoint,
     [REQUEST_WAIT_DURABLE] = flow_wait_durable,
     [REQUEST_ROLLBACK] = flow_rollback,
+    [REQUEST_FORK] = flow_fork,
     [REQUEST_CLOSE_SESSION] = flow_close_session,
     [REQUEST_LIST_SESSIONS] = flow_list_sessions,
     [REQUEST_GET_SESSION] = flow_get_session,
@@ -87,7 +88,7 @@ void shard_destroy(struct shard *shard)
     }
     free(shard->lives);
     answers_free_all(shard);
-    free(shard->compact.sessions);
+    free(shard->compact.trees);
     kv_scrub_destroy(shard->scrub.run);
     free(shard);
 }
@@ -164,7 +165,7 @@ const char *shard_health(struct shard *shard)
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;
-    assert(session->commits == 0); /* A save in flight names nodes. */
+    assert(session->tree->commits == 0); /* A save in flight names nodes. */
     while ((node = kv_index_node_next(session, node)) != NULL) {
         for (uint32_t i = 0; i < node->page_count; i++) {
             if (node->pages[i] == page) shard_before_drop(session, node);
@@ -187,7 +188,7 @@ void shard_commit_ended(struct shard *shard, struct kv_session *session)
 {
     struct flow *woken = NULL;
     for (struct flow *flow = shard->flows; flow != NULL; flow = flow->next) {
-        if (!flow->waits_commit || flow->session != session) continue;
+        if (!flow->waits_commit || flow->session->tree != session->tree) continue;
         flow->waits_commit = false;
         flow->next_waiter = woken;
         woken = flow;
@@ -209,11 +210,14 @@ void shard_session_freed(struct shard *shard, struct kv_session *session)
 
 void shard_before_drop(struct kv_session *session, const struct kv_node *node)
 {
-    struct live *live = session->live;
-    if (live == NULL) return;
-    if (live->node != NULL && kv_index_is_ancestor(node, live->node))
-        live_fall_back(live, node->parent);
-    if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
+    for (struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at)) {
+        struct live *live = at->live;
+        if (live == NULL) continue;
+        if (live->node != NULL && kv_index_is_ancestor(node, live->node))
+            live_fall_back(live, node->parent);
+        if (live->branch != NULL && kv_index_is_ancestor(node, live->branch)) live->branch = NULL;
+    }
 }
 
 /* Requests that only wait see here that they are over; a running job looks at the flag itself. */

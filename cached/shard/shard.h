@@ -30,6 +30,7 @@ struct shard_options {
     uint64_t compact_rate;              /* Bytes a second; at least 1. */
     uint32_t eos;                       /* Token that ends an answer. */
     uint64_t scrub_rate_bytes;          /* A second, where `scrub start` names none. */
+    uint64_t scrub_every_ms;            /* One begins by itself; 0: none does. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 

@@ -180,6 +180,7 @@ struct flow {
     uint32_t count;
     struct kv_digest *chain;
     struct kv_match match;
+    uint64_t removals;   /* Of the tree, when it was matched. */
     uint32_t live_match; /* Tokens shared with the live log. */
     struct kv_plan plan;
     enum flow_source source;
@@ -200,7 +201,7 @@ struct flow {
     uint32_t read_count;    /* Entries whose slots are pinned by this flow. */
     /* Of a path read for its ids (flow_path.c): pages there, checked so far and how that went. */
     bool *path_there;
-    uint32_t path_next;
+    uint32_t path_tokens, path_next;
     kv_status path_status;
     struct kv_digest path_chain;
 
@@ -224,6 +225,7 @@ struct flow {
     void (*ready)(struct flow *flow);     /* What follows a resume. */
     void (*next_step)(struct flow *flow); /* What follows flow_begin. */
     void (*after_save)(struct flow *flow); /* What follows turn_save. */
+    void (*checkpointed)(struct flow *flow); /* What follows checkpoint_start. */
     bool waits_commit;                     /* Woken when a commit of its session ends. */
     bool waits_session;                    /* Woken when its session is no longer claimed. */
     bool waits_slot;                       /* Woken when it has a slot. */
@@ -235,6 +237,7 @@ struct flow {
     bool plan_only;        /* Lookup: holds nothing, changes nothing. */
     bool probed;           /* Lookup: it has waited for pages once. */
     bool exact;            /* Nothing approximate is used. */
+    struct session_name *names; /* Of what is listed. */
     bool want_pending;     /* Decode: a pending token at the head is worth an image. */
     uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
 };
@@ -281,6 +284,7 @@ void flow_decode(struct flow *flow);
 void flow_checkpoint(struct flow *flow);
 void flow_wait_durable(struct flow *flow);
 void flow_rollback(struct flow *flow);
+void flow_fork(struct flow *flow);
 void flow_close_session(struct flow *flow);
 void flow_list_sessions(struct flow *flow);
 void flow_get_session(struct flow *flow);
@@ -321,6 +325,8 @@ void resume_weaken(struct flow *flow, uint32_t page, uint32_t position, kv_statu
 /* Tokens a replay reruns, and how far below the rows a window may lie to be preferred: a window, or
  * what rebuilds all windows exactly. */
 uint32_t resume_reach(const struct flow *flow);
+/* Checkpoints of the tree went since the match, for another session: what was found may be gone. */
+bool resume_is_stale(const struct flow *flow);
 /* Nanoseconds since the last call. */
 uint64_t resume_lap(struct flow *flow);
 
@@ -377,6 +383,17 @@ void slots_leave(struct flow *flow);
 /* Slots that running calls keep: of this user, or (NULL) of all. */
 uint32_t slots_in_use(const struct shard *shard, const struct kv_user_id *user);
 
+/* ---- names ---- */
+
+struct session_name {
+    struct kv_session_id id;
+    const char *name, *parent_name; /* Arena; NULL: it is gone. */
+};
+/* Fills in the names of a list in the arena; then `done`, perhaps inside this call, where the flow
+ * may have failed. */
+void names_read(struct flow *flow, struct session_name *list, uint32_t count,
+                void (*done)(struct flow *flow));
+
 /* ---- sweep ---- */
 
 /* Drops what is past its time, a bounded part of the sessions each tick. */
@@ -414,13 +431,13 @@ void shard_look_at_health(struct shard *shard);
 
 /* ---- compaction ---- */
 
-#define COMPACT_SESSIONS_MAX 4096u /* Of one scan. */
+#define COMPACT_TREES_MAX 4096u /* Of one scan. */
 
 enum compact_stage {
-    COMPACT_IDLE,    /* No segment is closed. */
-    COMPACT_WAIT,    /* For a scan, a load or a move. */
-    COMPACT_SESSION, /* The next one. */
-    COMPACT_MOVE,    /* The next pages of one, which is held. */
+    COMPACT_IDLE, /* No segment is closed. */
+    COMPACT_WAIT, /* For a scan, a load or a move. */
+    COMPACT_TREE, /* The next one. */
+    COMPACT_MOVE, /* The next pages of one, which is held. */
 };
 
 struct compact_page {
@@ -429,10 +446,10 @@ struct compact_page {
 
 struct compact {
     enum compact_stage stage;
-    uint32_t segments;              /* Closed. */
-    struct kv_session_id *sessions; /* With pages in them. */
+    uint32_t segments;           /* Closed. */
+    struct kv_session_id *trees; /* With pages in them. */
     uint32_t count, at;
-    struct kv_session *session; /* Held: counted in its commits, */
+    struct kv_session *session; /* Held: counted in the commits of its tree, */
     uint64_t held_ns;           /* since this. */
     bool has_last;
     struct compact_page last; /* Of its pages, the last one looked at. */
@@ -492,7 +509,7 @@ struct kv_quota quota_of(const struct shard *shard, const struct kv_user *user);
  * without sessions. */
 uint64_t quota_used(const struct shard *shard, const struct kv_user *user, enum kv_quota_kind kind);
 uint64_t quota_saves(const struct shard *shard, const struct kv_user *user);
-struct kv_quota_victim quota_victim(const struct shard *shard, const struct kv_session *session);
+struct kv_quota_victim quota_victim(const struct kv_session *session);
 
 /* One more session of kind MAIN.  FLOW_WAIT: `again` runs when another one is gone.  FLOW_NEXT: it
  * fits, or the flow has failed. */
@@ -535,7 +552,13 @@ void turn_reply(struct flow *flow);
  * runs when the level asked for is reached or refused (out.save_reason). */
 void turn_save(struct flow *flow, void (*after)(struct flow *flow));
 
-/* Wakes flows that wait for a commit of this session. */
+/* The head becomes a checkpoint, also beside a Decode, or is one: flow->points[0].node, NULL with
+ * out.save_reason where it could not be stored; then `after`.  On failure the flow is finished. */
+void checkpoint_start(struct flow *flow, void (*after)(struct flow *flow));
+/* Those go on that waited for what was stored to be on its way. */
+void checkpoint_wake(struct flow *flow);
+
+/* Wakes flows that wait for a commit in this session's tree. */
 void shard_commit_ended(struct shard *shard, struct kv_session *session);
 /* Wakes flows that wait for the session to be unclaimed, or for its Decode to have a first step. */
 void shard_session_freed(struct shard *shard, struct kv_session *session);

@@ -27,15 +27,24 @@ static bool is_forgotten(const struct shard *shard, const struct kv_session *ses
            session->used_ms + session->ttl_ms + SWEEP_SESSION_KEEP_MS;
 }
 
+static bool is_used(const struct kv_tree *tree)
+{
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->busy != NULL || at->flows > 0 || at->deleting) return true;
+    return false;
+}
+
 bool sweep_is_due(const struct shard *shard, const struct kv_session *session)
 {
     const uint64_t now_ms = kv_store_now_ms(shard->store);
-    const uint32_t nodes =
-        session->load == KV_LOAD_DONE ? session->node_count : session->recorded_nodes;
+    const struct kv_tree *tree = session->tree; /* NULL: it is not in memory. */
+    const bool is_loaded = tree != NULL && tree->load == KV_LOAD_DONE;
+    const uint32_t nodes = is_loaded ? session->node_count : session->recorded_nodes;
     if (nodes == 0 && !is_forgotten(shard, session)) return false;
-    if (session->load == KV_LOAD_RUNNING || now_ms < session->sweep_after_ms) return false;
-    if (session->busy != NULL || session->flows > 0 || session->commits > 0) return false;
-    if (session->deleting) return false;
+    if (now_ms < session->sweep_after_ms) return false;
+    if (tree != NULL && (tree->load == KV_LOAD_RUNNING || tree->commits > 0)) return false;
+    if (tree != NULL && is_used(tree)) return false;
     return now_ms > session->used_ms + session->ttl_ms;
 }
 
@@ -43,14 +52,22 @@ bool sweep_is_due(const struct shard *shard, const struct kv_session *session)
 void sweep_session(struct shard *shard, struct kv_session *session)
 {
     live_release(shard, session->live);
+    const bool is_shared = session->tree->session_count > 1;
+    for (struct kv_node *node = kv_index_node_next(session, NULL); is_shared && node != NULL;
+         node = kv_index_node_next(session, node))
+        if (kv_index_expired(node, kv_store_now_ms(shard->store))) shard_before_drop(session, node);
     kv_store_drop_expired(shard->store, session);
-    /* What was used later than the session's record says keeps it from being due again. */
-    for (const struct kv_node *node = session->roots; node != NULL; node = node->sibling)
-        session->used_ms = KV_MAX(session->used_ms, node->used_ms);
+    /* What was used later than the session's record says keeps it from being due again; what a
+     * fork keeps says nothing of this one. */
+    for (const struct kv_node *node = session->tree->roots; node != NULL; node = node->sibling)
+        if (!is_shared) session->used_ms = KV_MAX(session->used_ms, node->used_ms);
+    if (is_shared) session->sweep_after_ms = kv_store_now_ms(shard->store) + SWEEP_RETRY_MS;
     if (session->node_count > 0 || !is_forgotten(shard, session)) return;
     struct kv_batch *batch = kv_batch_create(shard->store);
-    if (batch == NULL || kv_batch_delete_session(batch, &session->id) != KV_OK ||
-        kv_batch_delete_history(batch, &session->id) != KV_OK) {
+    kv_status status = batch == NULL ? KV_NOMEM : kv_batch_delete_session(batch, &session->id);
+    if (status == KV_OK && session->tree->session_count == 1)
+        status = kv_batch_delete_history(batch, &session->tree->id);
+    if (status != KV_OK) {
         kv_batch_discard(batch);
         return;
     }
@@ -104,23 +121,29 @@ void sweep_wait(struct flow *flow)
 
 void sweep_tick(struct shard *shard)
 {
-    struct kv_session *session = NULL;
+    const struct kv_session_entry *entry = NULL;
     uint32_t seen = 0;
+    kv_index_close_idle(shard->store->index, SWEEP_SESSIONS_PER_TICK,
+                        kv_store_now_ms(shard->store));
     while (seen < SWEEP_SESSIONS_PER_TICK && shard->sweep_loads < SWEEP_LOADS_MAX) {
-        session = kv_index_session_next(shard->store->index, &shard->sweep_bucket, session);
-        if (session == NULL) {
+        struct kv_session shape;
+        entry = kv_index_entry_next(shard->store->index, &shard->sweep_bucket, entry);
+        if (entry == NULL) {
             shard->sweep_bucket = 0;
             if (shard->sweep_waiters != NULL && shard->sweep_loads == 0) pass_done(shard);
             return;
         }
         seen++;
-        if (!sweep_is_due(shard, session)) continue;
-        if (session->load != KV_LOAD_DONE) {
+        if (!sweep_is_due(shard, kv_index_look(entry, &shape))) continue;
+        struct kv_session *session = kv_index_session_find(shard->store->index, &entry->id);
+        if (session == NULL) return; /* No memory: another time. */
+        entry = &session->entry;
+        if (session->tree->load != KV_LOAD_DONE) {
             shard->sweep_loads++;
             kv_store_load_start(shard->store, session, sweep_loaded, shard);
             continue;
         }
         sweep_session(shard, session);
-        session = NULL; /* It may be gone: from the start of its bucket. */
+        entry = NULL; /* It may be gone: from the start of its bucket. */
     }
 }

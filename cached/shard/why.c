@@ -56,7 +56,7 @@ static bool passed_over(const struct shard *shard, struct kv_session *session, u
     }
     if (!kv_index_expired(node, kv_store_now_ms(store))) return false;
     const struct kv_loss loss = kv_store_loss(store, node, KV_REASON_EXPIRED);
-    *ret_removal = removal_of(node, &loss, node->used_ms + session->ttl_ms);
+    *ret_removal = removal_of(node, &loss, node->used_ms + kv_index_ttl_ms(node));
     return true;
 }
 
@@ -64,7 +64,7 @@ static bool removed_at(const struct shard *shard, struct kv_session *session, ui
                        struct kv_removal *ret_removal)
 {
     if (passed_over(shard, session, position, ret_removal)) return true;
-    const struct kv_removal *removal = kv_history_at(session->history, position, true);
+    const struct kv_removal *removal = kv_history_at(session->tree->history, position, true);
     if (removal == NULL) return false;
     *ret_removal = *removal;
     return true;
@@ -72,25 +72,26 @@ static bool removed_at(const struct shard *shard, struct kv_session *session, ui
 
 enum kv_reason why_gone(const struct kv_session *session, const struct kv_checkpoint_id *id)
 {
-    const struct kv_removal *removal = kv_history_of(session->history, id);
-    const bool forgot = session->history != NULL && session->history->cut;
-    if (removal == NULL && forgot) removal = kv_history_last(session->history);
+    const struct kv_removal *removal = kv_history_of(session->tree->history, id);
+    const bool forgot = session->tree->history != NULL && session->tree->history->cut;
+    if (removal == NULL && forgot) removal = kv_history_last(session->tree->history);
     return removal == NULL ? KV_REASON_NEVER_STORED : removal->cause;
 }
 
 enum kv_reason why_missed(const struct kv_session *session)
 {
-    const struct kv_removal *removal = kv_history_at(session->history, 0, true);
-    if (removal == NULL) removal = kv_history_last(session->history);
+    const struct kv_removal *removal = kv_history_at(session->tree->history, 0, true);
+    if (removal == NULL) removal = kv_history_last(session->tree->history);
     return removal == NULL ? KV_REASON_NEVER_STORED : removal->cause;
 }
 
 void why_resumed(struct flow *flow, uint32_t stored, bool diverged)
 {
     struct request_out *out = &flow->req->out;
-    /* A prompt that differs did not look for more; one that is there as a whole neither. */
-    if (stored >= flow->count || (diverged && stored > 0)) return;
+    if (stored >= flow->count) return; /* It is there as a whole. */
     out->has_removed = removed_at(flow->shard, flow->session, stored, &out->removed);
+    /* Where it differs from what is stored, only what went from there on may have been its rest. */
+    if (diverged && stored > 0 && out->removed.from != stored) out->has_removed = false;
 }
 
 /* ---- of a session ---- */
@@ -117,7 +118,7 @@ enum kv_reason why_head(const struct shard *shard, struct kv_session *session)
 bool why_removals(struct flow *flow, const struct kv_session *session)
 {
     struct request_out *out = &flow->req->out;
-    const struct kv_history *history = session->history;
+    const struct kv_history *history = session->tree->history;
     if (history == NULL) return true;
     struct kv_removal *copy =
         kv_arena_alloc(flow->req->arena, sizeof(*copy) * KV_MAX(history->removal_count, 1u));
@@ -140,7 +141,7 @@ static void fill_position(struct flow *flow, struct request_why *why)
     const bool counts =
         node != NULL && !node->foreign && !kv_index_expired(node, kv_store_now_ms(shard->store));
     why->is_stored = counts || (live != NULL && why->position < live->state.tokens);
-    const struct kv_removal *removal = kv_history_at(session->history, why->position, false);
+    const struct kv_removal *removal = kv_history_at(session->tree->history, why->position, false);
     if (!why->is_stored) {
         flow->req->out.has_removed =
             removed_at(shard, session, why->position, &flow->req->out.removed);
@@ -152,7 +153,7 @@ static void fill_position(struct flow *flow, struct request_why *why)
         why->reason = flow->req->out.removed.cause;
     else if (why->is_stored)
         why->reason = node == NULL ? KV_REASON_NONE : node_reason(shard, node);
-    else if (session->history != NULL && session->history->cut)
+    else if (session->tree->history != NULL && session->tree->history->cut)
         why->reason = why_missed(session);
     else
         why->reason = KV_REASON_NEVER_STORED;
@@ -225,7 +226,7 @@ void flow_why(struct flow *flow)
         flow_finish(flow);
         return;
     }
-    if (kv_index_session_find(flow->shard->store->index, &req->in.session) == NULL &&
+    if (kv_index_entry_find(flow->shard->store->index, &req->in.session) == NULL &&
         tell_deleted(flow)) {
         flow_finish(flow);
         return;

@@ -47,6 +47,9 @@
 #define KV_CLOCK_WALL_MS_MAX 4102444800000ull /* The year 2100: as far as virtual time goes. */
 
 /* Connections. */
+#define KV_CONNECTIONS_MAX 1000u
+#define KV_CONNECTIONS_MIN 32u            /* However few descriptors there are. */
+#define KV_CONNECTION_SILENT_MS 10000u    /* Without a first byte. */
 #define KV_STREAMS_MAX 100u               /* Calls at a time on one connection. */
 #define KV_WATCHERS_MAX 256u              /* Of health. */
 #define KV_RECEIVE_BYTES_MAX (256u << 20) /* Messages on their way in: 32 of the largest. */
@@ -113,5 +116,7 @@ _Static_assert(4 * KV_VERIFY_TOKENS_MAX <= KV_PASS_ROWS_MAX,
                "a whole step fits beside the quarter of a pass that prefills keep");
 _Static_assert(KV_VERIFY_TOKENS_MAX <= KV_SPARE_TOKENS_MAX,
                "spare rows can cover what one step may reject");
+_Static_assert(2 * KV_CONNECTIONS_MIN <= KV_DESCRIPTORS_MIN,
+               "the daemon's own files have the rest");
 _Static_assert(2 * KV_READ_DEPTH <= KV_RING_DEPTH, "a long read leaves room for others");
 _Static_assert(KV_PASS_ROWS_MAX <= KV_PROMPT_TOKENS_MAX, "a pass is no longer than a prompt");

@@ -12,6 +12,7 @@ enum kv_thread_role {
     KV_THREAD_ANY = 0,
     KV_THREAD_MAIN,
     KV_THREAD_RPC,
+    KV_THREAD_ACCEPT,
     KV_THREAD_SHARD,
     KV_THREAD_WORKER,
     KV_THREAD_MANIFEST,

@@ -1,5 +1,6 @@
 /*
- * Encodes and checks the records of the manifest.  All are of version 1; by offset:
+ * Encodes and checks the records of the manifest.  All are of version 1, but for sessions and nodes
+ * of forked trees, which name one more id; by offset:
  *
  *   store    0 version, 1 directory 16 B, 17 model 32 B, 49 u64 boots, 57 crc
  *   commit   0 version, 1 u64 number, 9 crc
@@ -8,11 +9,12 @@
  *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms,
  *            34 u64 ttl_ms, 42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length,
  *            68 u8 parent name length, 69 u32 head_tokens, 73 u32 checkpoints,
- *            77 u32 claimed_tokens, 81 name, parent name, crc
+ *            77 u32 claimed_tokens, 81 name, parent name, in version 2 tree 16 B, u8 has_origin,
+ *            origin 16 B, u32 origin_tokens, crc
  *   node     0 version, 1 id 16 B, 17 u8 has_parent, 18 parent 16 B, 34 u64 model_tag,
  *            42 u32 tokens, 46 digest 32 B, 78 u8 kind, 79 u64 created_ms, 87 u64 used_ms,
  *            95 u8 replay count, 96 u32 page count, 100 u64 kernels (0: not known),
- *            108 u32 each replay, u64 each page uid, crc
+ *            108 u32 each replay, u64 each page uid, in version 2 maker 16 B, crc
  *   page     0 version, 1 u64 uid, 9 u32 ssd_page, 13 u64 generation, 21 u32 position,
  *            25 u32 count, 29 u64 tag, 37 crc
  *   segment  0 version, 1 u8 state, 2 u64 used_ms, 10 u32 pages, 14 a bit for each page, crc
@@ -30,7 +32,8 @@
 
 #include <assert.h>
 
-enum { RECORD_VERSION = 1, CRC_BYTES = 4 };
+enum { RECORD_VERSION = 1, VERSION_FORKED = 2, CRC_BYTES = 4 };
+enum { SESSION_FORKED = 37, NODE_FORKED = 16 }; /* What version 2 has behind version 1. */
 
 enum {
     STORE_BYTES = 57,
@@ -48,7 +51,8 @@ _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record f
 _Static_assert(COMMIT_BYTES + CRC_BYTES == KV_RECORD_COMMIT_BYTES, "a commit record fits");
 _Static_assert(CLOCK_BYTES + CRC_BYTES == KV_RECORD_CLOCK_BYTES, "a clock record fits");
 _Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
-_Static_assert(SESSION_FIXED + 2 * KV_SESSION_NAME_MAX + CRC_BYTES <= KV_RECORD_SESSION_MAX,
+_Static_assert(SESSION_FIXED + 2 * KV_SESSION_NAME_MAX + SESSION_FORKED + CRC_BYTES <=
+                   KV_RECORD_SESSION_MAX,
                "a session fits");
 _Static_assert(PAGE_BYTES + CRC_BYTES <= KV_RECORD_PAGE_MAX, "a page record fits");
 _Static_assert(DOUBT_BYTES + CRC_BYTES == KV_RECORD_DOUBT_BYTES, "a doubt fits");
@@ -62,13 +66,27 @@ static uint32_t seal(uint8_t *buf, uint32_t bytes)
     return bytes + CRC_BYTES;
 }
 
-/* The value is at least fixed_bytes and a checksum long, undamaged, and of our version. */
-static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
+/* The value is at least fixed_bytes and a checksum long, and undamaged. */
+static bool is_whole(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
 {
     if (bytes < fixed_bytes + CRC_BYTES) return false;
     const uint32_t body_bytes = bytes - CRC_BYTES;
-    if (kv_load32(value + body_bytes) != kv_checksum(value, body_bytes)) return false;
-    return value[0] == RECORD_VERSION;
+    return kv_load32(value + body_bytes) == kv_checksum(value, body_bytes);
+}
+
+/* And of version 1. */
+static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
+{
+    return is_whole(value, bytes, fixed_bytes) && value[0] == RECORD_VERSION;
+}
+
+/* Version 1 or 2, and the length that the fields up to `at` say. */
+static bool is_forked_sound(const uint8_t *value, uint32_t bytes, uint32_t at,
+                            uint32_t forked_bytes)
+{
+    const bool is_forked = value[0] == VERSION_FORKED;
+    if (value[0] != RECORD_VERSION && !is_forked) return false;
+    return bytes == at + (is_forked ? forked_bytes : 0u) + CRC_BYTES;
 }
 
 /* An optional id is 16 zero bytes when its flag is 0. */
@@ -192,7 +210,6 @@ uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_
     const uint32_t length = name_length(record->name, KV_SESSION_NAME_MAX);
     const uint32_t parent_length = name_length(record->parent_name, KV_SESSION_NAME_MAX);
     assert(length > 0);
-    buf[0] = RECORD_VERSION;
     memcpy(buf + 1, record->user.bytes, sizeof(record->user.bytes));
     buf[17] = record->kind;
     kv_store64(buf + 18, record->created_ms);
@@ -207,18 +224,26 @@ uint32_t kv_record_session_encode(const struct kv_record_session *record, uint8_
     kv_store32(buf + 77, record->claimed_tokens);
     memcpy(buf + SESSION_FIXED, record->name, length);
     memcpy(buf + SESSION_FIXED + length, record->parent_name, parent_length);
-    return seal(buf, SESSION_FIXED + length + parent_length);
+    uint32_t at = SESSION_FIXED + length + parent_length;
+    assert(record->has_tree || !record->has_origin);
+    buf[0] = record->has_tree ? VERSION_FORKED : RECORD_VERSION;
+    if (record->has_tree) {
+        memcpy(buf + at, record->tree.bytes, sizeof(record->tree.bytes));
+        write_optional_id(record->has_origin, record->origin.bytes, buf + at + 16, buf + at + 17);
+        kv_store32(buf + at + 33, record->has_origin ? record->origin_tokens : 0);
+        at += SESSION_FORKED;
+    }
+    return seal(buf, at);
 }
 
 kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
                                    struct kv_record_session *ret_record)
 {
-    if (!is_sound(value, bytes, SESSION_FIXED)) return KV_CORRUPT;
+    if (!is_whole(value, bytes, SESSION_FIXED)) return KV_CORRUPT;
     const uint32_t length = value[67];
     const uint32_t parent_length = value[68];
     if (length < 1 || length > KV_SESSION_NAME_MAX) return KV_CORRUPT;
     if (parent_length > KV_SESSION_NAME_MAX) return KV_CORRUPT;
-    if (bytes != SESSION_FIXED + length + parent_length + CRC_BYTES) return KV_CORRUPT;
 
     struct kv_record_session record = {
         .kind = value[17],
@@ -232,6 +257,18 @@ kv_status kv_record_session_decode(const uint8_t *value, uint32_t bytes,
     };
     if (record.head_tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
     if (record.claimed_tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
+    const uint32_t at = SESSION_FIXED + length + parent_length;
+    if (!is_forked_sound(value, bytes, at, SESSION_FORKED)) return KV_CORRUPT;
+    record.has_tree = value[0] == VERSION_FORKED;
+    if (record.has_tree) {
+        memcpy(record.tree.bytes, value + at, sizeof(record.tree.bytes));
+        if (!read_optional_id(value[at + 16], value + at + 17, &record.has_origin,
+                              record.origin.bytes))
+            return KV_CORRUPT;
+        record.origin_tokens = kv_load32(value + at + 33);
+        if (record.origin_tokens > KV_PROMPT_TOKENS_MAX) return KV_CORRUPT;
+        if (!record.has_origin && record.origin_tokens != 0) return KV_CORRUPT;
+    }
     const uint8_t *name = value + SESSION_FIXED;
     memcpy(record.user.bytes, value + 1, sizeof(record.user.bytes));
     if (!read_optional_id(value[50], value + 51, &record.has_head, record.head.bytes))
@@ -254,7 +291,7 @@ static bool are_replays_valid(const uint32_t *replays, uint32_t count, uint32_t 
 uint32_t kv_record_node_max(uint32_t page_count)
 {
     assert(page_count <= KV_PAGES_PER_SESSION_MAX);
-    return NODE_FIXED + 4u * KV_REPLAYS_MAX + 8u * page_count + CRC_BYTES;
+    return NODE_FIXED + 4u * KV_REPLAYS_MAX + 8u * page_count + NODE_FORKED + CRC_BYTES;
 }
 
 uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf)
@@ -264,7 +301,6 @@ uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf
     assert(record->page_count <= kv_pages_for(record->tokens));
     assert(are_replays_valid(record->replays, record->replay_count, record->tokens));
 
-    buf[0] = RECORD_VERSION;
     memcpy(buf + 1, record->id.bytes, sizeof(record->id.bytes));
     write_optional_id(record->has_parent, record->parent.bytes, buf + 17, buf + 18);
     kv_store64(buf + 34, record->model_tag);
@@ -280,13 +316,16 @@ uint32_t kv_record_node_encode(const struct kv_record_node *record, uint8_t *buf
         kv_store32(buf + NODE_FIXED + 4u * i, record->replays[i]);
     const uint32_t uids_at = NODE_FIXED + 4u * record->replay_count;
     if (record->page_count > 0) memcpy(buf + uids_at, record->page_uids, 8u * record->page_count);
-    return seal(buf, uids_at + 8u * record->page_count);
+    const uint32_t end = uids_at + 8u * record->page_count;
+    buf[0] = record->has_maker ? VERSION_FORKED : RECORD_VERSION;
+    if (record->has_maker) memcpy(buf + end, record->maker.bytes, sizeof(record->maker.bytes));
+    return seal(buf, end + (record->has_maker ? NODE_FORKED : 0u));
 }
 
 kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
                                 struct kv_record_node *ret_record)
 {
-    if (!is_sound(value, bytes, NODE_FIXED)) return KV_CORRUPT;
+    if (!is_whole(value, bytes, NODE_FIXED)) return KV_CORRUPT;
 
     struct kv_record_node record = {
         .model_tag = kv_load64(value + 34),
@@ -302,7 +341,10 @@ kv_status kv_record_node_decode(const uint8_t *value, uint32_t bytes,
     if (record.replay_count > KV_REPLAYS_MAX) return KV_CORRUPT;
     if (record.page_count > kv_pages_for(record.tokens)) return KV_CORRUPT;
     const uint32_t uids_at = NODE_FIXED + 4u * record.replay_count;
-    if (bytes != uids_at + 8u * record.page_count + CRC_BYTES) return KV_CORRUPT;
+    const uint32_t end = uids_at + 8u * record.page_count;
+    if (!is_forked_sound(value, bytes, end, NODE_FORKED)) return KV_CORRUPT;
+    record.has_maker = value[0] == VERSION_FORKED;
+    if (record.has_maker) memcpy(record.maker.bytes, value + end, sizeof(record.maker.bytes));
 
     for (uint32_t i = 0; i < record.replay_count; i++)
         record.replays[i] = kv_load32(value + NODE_FIXED + 4u * i);

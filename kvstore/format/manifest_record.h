@@ -10,8 +10,8 @@
  *   "W"                                  clock: when a wall clock that jumped was believed
  *   "U" user(16)                         user: name, salt
  *   "S" session(16)                      session
- *   "T" session(16) "N" checkpoint(16)   node of that session's tree
- *   "T" session(16) "P" page uid u64 BE  page of that tree
+ *   "T" tree(16) "N" checkpoint(16)      node of a tree: of the session of that id, and its forks
+ *   "T" tree(16) "P" page uid u64 BE     page of that tree
  *   "G" segment u32 BE                   segment: which of its pages the records above name
  *   "G"                                  doubt: those are to be counted again at the next start
  */
@@ -58,7 +58,12 @@ struct kv_record_session {
     uint32_t head_tokens;    /* Position of that checkpoint, for lists. */
     uint32_t claimed_tokens; /* Where its caller was told the head is; above head_tokens when the
                                 rest was not to be stored (stable_tokens). */
-    uint32_t checkpoints;    /* Of its tree when it was written, for lists. */
+    uint32_t checkpoints;    /* That it made and that were there when it was written. */
+    bool has_tree;           /* Its head is in another tree than that of its own id: */
+    struct kv_session_id tree;
+    bool has_origin; /* And was forked there, from this checkpoint; only with has_tree. */
+    struct kv_checkpoint_id origin;
+    uint32_t origin_tokens;
     char name[KV_SESSION_NAME_MAX + 1];
     char parent_name[KV_SESSION_NAME_MAX + 1];
 };
@@ -75,6 +80,8 @@ struct kv_record_node {
     uint64_t created_ms, used_ms;
     uint32_t replays[KV_REPLAYS_MAX]; /* H of each clipped replay, ascending. */
     uint32_t replay_count;
+    bool has_maker; /* Made by another session than that of the tree's id: */
+    struct kv_session_id maker;
     uint32_t page_count;      /* Pages of its edge: floor(parent.t/128) .. (t-1)/128. */
     const uint8_t *page_uids; /* u64 LE each; borrowed from the value on decode. */
 };

@@ -33,10 +33,12 @@
 /* Bits of `features` that this build knows. */
 #define KV_FEATURE_SEGMENTS 1ull   /* Segment records: a start reads no trees. */
 #define KV_FEATURE_QUARANTINE 4ull /* Records Q. */
+#define KV_FEATURE_FORKS 16ull     /* Sessions and nodes of version 2. */
 #define KV_FEATURE_HISTORY 32ull   /* Records T H and D. */
 #define KV_FEATURE_QUOTAS 64ull    /* Records L and B. */
 #define KV_FEATURES_KNOWN                                                                          \
-    (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE | KV_FEATURE_HISTORY | KV_FEATURE_QUOTAS)
+    (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE | KV_FEATURE_FORKS | KV_FEATURE_HISTORY |         \
+     KV_FEATURE_QUOTAS)
 
 struct kv_superblock {
     struct kv_directory_id id;

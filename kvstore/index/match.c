@@ -136,7 +136,7 @@ static void edge_probe(struct kv_match *match, struct kv_index *index, struct kv
 void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_session *session,
                   uint64_t now_ms)
 {
-    struct kv_node *node = session->roots;
+    struct kv_node *node = session->tree->roots;
 
     match->kernels = kv_index_kernels(index);
     match->node = NULL;
@@ -148,7 +148,9 @@ void kv_match_run(struct kv_match *match, struct kv_index *index, struct kv_sess
         if (node->foreign) {
             match->foreign_seen = true;
         } else if (kv_index_expired(node, now_ms)) {
-            match->expired_seen = true; /* Descendants were used no later. */
+            /* Descendants were used no later, but those of a fork may live longer. */
+            match->expired_seen = true;
+            inside = session->tree->session_count > 1 && node_matches(match, node);
         } else {
             match->any_seen = true;
             inside = node_matches(match, node);

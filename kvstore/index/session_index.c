@@ -7,7 +7,7 @@
  * and a turn makes about one of each.
  */
 
-#include "kvstore/index/session_index.h"
+#include "kvstore/index/index_internal.h"
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/tier/tier_hbm.h"
@@ -18,30 +18,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-
-#define SESSION_BUCKETS 65536u
-#define USER_BUCKETS 4096u
-
-struct kv_index {
-    struct kv_digest model;
-    uint64_t kernels;
-    uint32_t sessions_max;
-    struct kv_user *users[USER_BUCKETS];
-    struct kv_session *sessions[SESSION_BUCKETS];
-    struct kv_node *nodes;
-    struct kv_page *pages;
-    uint32_t nodes_max, pages_max;
-    uint32_t nodes_touched, pages_touched; /* Entries ever used: the rest is untouched memory. */
-    struct kv_node *node_free;             /* Chained by sibling. */
-    uint32_t page_free;                    /* Chained by position. */
-    uint32_t user_count, session_count, node_count, page_count;
-    uint32_t users_with_pages;
-    uint64_t bytes_max;
-    uint64_t heap_bytes;    /* Page lists of nodes. */
-    uint64_t session_bytes; /* Entries of users and sessions, and names. */
-    kv_index_page_free_fn *page_freed;
-    void *page_freed_context;
-};
 
 static void *table_map(uint64_t bytes)
 {
@@ -65,7 +41,8 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     index->page_free = KV_PAGE_INDEX_NONE;
     index->nodes = table_map((uint64_t)index->nodes_max * sizeof(struct kv_node));
     index->pages = table_map((uint64_t)index->pages_max * sizeof(struct kv_page));
-    if (index->nodes == NULL || index->pages == NULL) {
+    index->entries = table_map((uint64_t)index->sessions_max * sizeof(*index->entries));
+    if (index->nodes == NULL || index->pages == NULL || index->entries == NULL) {
         kv_index_destroy(index);
         return KV_FAIL(err, KV_NOMEM, "map index.ram (%llu bytes)",
                        (unsigned long long)options->bytes);
@@ -74,24 +51,10 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
     return KV_OK;
 }
 
-static void session_free(struct kv_session *session)
-{
-    free(session->history);
-    free(session->name);
-    free(session->parent_name);
-    free(session);
-}
-
 void kv_index_destroy(struct kv_index *index)
 {
     if (index == NULL) return;
-    for (uint32_t i = 0; i < SESSION_BUCKETS; i++) {
-        while (index->sessions[i] != NULL) {
-            struct kv_session *session = index->sessions[i];
-            index->sessions[i] = session->next;
-            session_free(session);
-        }
-    }
+    kv_index_sessions_free(index);
     for (uint32_t i = 0; i < USER_BUCKETS; i++) {
         while (index->users[i] != NULL) {
             struct kv_user *user = index->users[i];
@@ -103,6 +66,8 @@ void kv_index_destroy(struct kv_index *index)
         free(index->nodes[i].pages);
     if (index->nodes != NULL)
         (void)munmap(index->nodes, (uint64_t)index->nodes_max * sizeof(struct kv_node));
+    if (index->entries != NULL)
+        (void)munmap(index->entries, (uint64_t)index->sessions_max * sizeof(*index->entries));
     if (index->pages != NULL)
         (void)munmap(index->pages, (uint64_t)index->pages_max * sizeof(struct kv_page));
     free(index);
@@ -145,40 +110,9 @@ void kv_index_user_remove(struct kv_index *index, struct kv_user *user)
         link = &(*link)->next;
     *link = user->next;
     index->user_count--;
+    index->session_bytes -= sizeof(*user);
     explicit_bzero(user, sizeof(*user)); /* Salt and name. */
     free(user);
-}
-
-struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv_session_id *id)
-{
-    struct kv_session *session = index->sessions[kv_load32(id->bytes) % SESSION_BUCKETS];
-    while (session != NULL && !kv_id_equal(session->id.bytes, id->bytes))
-        session = session->next;
-    return session;
-}
-
-struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_session_id *id,
-                                        struct kv_user *user, const char *name,
-                                        const char *parent_name)
-{
-    assert(kv_index_session_find(index, id) == NULL);
-    if (index->session_count >= index->sessions_max) return NULL;
-    struct kv_session *session = calloc(1, sizeof(*session));
-    if (session == NULL) return NULL;
-    session->id = *id;
-    session->user = user;
-    session->name = strdup(name);
-    session->parent_name = strdup(parent_name);
-    if (session->name == NULL || session->parent_name == NULL) {
-        session_free(session);
-        return NULL;
-    }
-    struct kv_session **bucket = &index->sessions[kv_load32(id->bytes) % SESSION_BUCKETS];
-    session->next = *bucket;
-    *bucket = session;
-    index->session_count++;
-    index->session_bytes += sizeof(*session) + strlen(name) + strlen(parent_name) + 2;
-    return session;
 }
 
 struct kv_user *kv_index_user_next(const struct kv_index *index, uint32_t *bucket,
@@ -196,71 +130,20 @@ struct kv_user *kv_index_user_next(const struct kv_index *index, uint32_t *bucke
     return next;
 }
 
-#define KIND_MAIN 1
-
-void kv_index_session_kind(struct kv_session *session, uint8_t kind)
+struct kv_history *kv_index_history(struct kv_index *index, struct kv_tree *tree)
 {
-    session->user->main_sessions -= session->kind == KIND_MAIN;
-    session->kind = kind;
-    session->user->main_sessions += kind == KIND_MAIN;
+    if (tree->history != NULL) return tree->history;
+    tree->history = calloc(1, sizeof(*tree->history));
+    if (tree->history != NULL) index->heap_bytes += sizeof(*tree->history);
+    return tree->history;
 }
 
-struct kv_history *kv_index_history(struct kv_index *index, struct kv_session *session)
+void kv_index_history_drop(struct kv_index *index, struct kv_tree *tree)
 {
-    if (session->history != NULL) return session->history;
-    session->history = calloc(1, sizeof(*session->history));
-    if (session->history != NULL) index->heap_bytes += sizeof(*session->history);
-    return session->history;
-}
-
-void kv_index_history_drop(struct kv_index *index, struct kv_session *session)
-{
-    if (session->history == NULL) return;
-    index->heap_bytes -= sizeof(*session->history);
-    free(session->history);
-    session->history = NULL;
-}
-
-void kv_index_session_pages(struct kv_index *index, struct kv_session *session, uint32_t pages)
-{
-    struct kv_user *user = session->user;
-    const bool had = user->pages > 0;
-    assert(user->pages >= session->pages);
-    user->pages += pages - session->pages;
-    session->pages = pages;
-    if (had && user->pages == 0) index->users_with_pages--;
-    if (!had && user->pages > 0) index->users_with_pages++;
-}
-
-void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
-{
-    assert(session->roots == NULL);
-    kv_index_session_pages(index, session, 0);
-    kv_index_history_drop(index, session);
-    kv_index_session_kind(session, 0);
-    struct kv_session **link = &index->sessions[kv_load32(session->id.bytes) % SESSION_BUCKETS];
-    while (*link != session)
-        link = &(*link)->next;
-    *link = session->next;
-    index->session_count--;
-    index->session_bytes -=
-        sizeof(*session) + strlen(session->name) + strlen(session->parent_name) + 2;
-    session_free(session);
-}
-
-struct kv_session *kv_index_session_next(struct kv_index *index, uint32_t *bucket,
-                                         struct kv_session *last)
-{
-    struct kv_session *next = NULL;
-    if (last != NULL) {
-        next = last->next;
-        if (next == NULL) (*bucket)++;
-    }
-    while (next == NULL && *bucket < SESSION_BUCKETS) {
-        next = index->sessions[*bucket];
-        if (next == NULL) (*bucket)++;
-    }
-    return next;
+    if (tree->history == NULL) return;
+    index->heap_bytes -= sizeof(*tree->history);
+    free(tree->history);
+    tree->history = NULL;
 }
 
 static struct kv_node *node_take(struct kv_index *index)
@@ -292,7 +175,7 @@ struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *ses
                                   struct kv_node *parent, uint32_t tokens, const uint32_t *pages,
                                   uint32_t page_count)
 {
-    assert(parent == NULL || (parent->session == session && parent->tokens < tokens));
+    assert(parent == NULL || (parent->session->tree == session->tree && parent->tokens < tokens));
     struct kv_node *node = node_take(index);
     if (node == NULL) return NULL;
     node->pages = malloc(sizeof(uint32_t) * KV_MAX(page_count, 1u));
@@ -310,7 +193,7 @@ struct kv_node *kv_index_node_add(struct kv_index *index, struct kv_session *ses
     node->parent = parent;
     node->tokens = tokens;
     node->kernels = index->kernels;
-    struct kv_node **list = parent == NULL ? &session->roots : &parent->child;
+    struct kv_node **list = parent == NULL ? &session->tree->roots : &parent->child;
     node->sibling = *list;
     *list = node;
     session->node_count++;
@@ -345,7 +228,7 @@ struct kv_node *kv_index_node_split(struct kv_index *index, struct kv_node *node
         below++;
     kv_index_node_mark(upper, node->replays, below);
 
-    struct kv_node **link = parent == NULL ? &session->roots : &parent->child;
+    struct kv_node **link = parent == NULL ? &session->tree->roots : &parent->child;
     while (*link != node)
         link = &(*link)->sibling;
     *link = node->sibling;
@@ -397,13 +280,16 @@ void kv_index_node_remove(struct kv_index *index, struct kv_node *node)
     assert(node->used && node->child == NULL);
     assert(node->image.slot == KV_POOL_SLOT_NONE);
     struct kv_session *session = node->session;
-    struct kv_node **link = node->parent == NULL ? &session->roots : &node->parent->child;
+    struct kv_node **link = node->parent == NULL ? &session->tree->roots : &node->parent->child;
     while (*link != node)
         link = &(*link)->sibling;
     *link = node->sibling;
     session->node_count--;
     if (node->recorded) session->recorded_nodes--;
-    if (session->head == node) session->head = node->parent;
+    session->tree->removals++;
+    for (struct kv_session *at = kv_index_head_next(session->tree, NULL); at != NULL;
+         at = kv_index_head_next(session->tree, at))
+        if (at->head == node) at->head = node->parent;
     for (uint32_t i = 0; i < node->page_count; i++)
         kv_index_page_unref(index, node->pages[i]);
     index->heap_bytes -= sizeof(uint32_t) * node->page_count;
@@ -412,7 +298,8 @@ void kv_index_node_remove(struct kv_index *index, struct kv_node *node)
 
 bool kv_index_may_join(const struct kv_node *node, const struct kv_node *below)
 {
-    return node->kernels == below->kernels && node->foreign == below->foreign &&
+    return node->session == below->session && node->kernels == below->kernels &&
+           node->foreign == below->foreign &&
            node->replay_count + below->replay_count <= KV_REPLAYS_MAX;
 }
 
@@ -438,7 +325,7 @@ bool kv_index_node_join(struct kv_index *index, struct kv_node *node)
 {
     struct kv_session *session = node->session;
     struct kv_node *below = node->child;
-    assert(node->used && below != NULL && below->sibling == NULL && session->head != node);
+    assert(node->used && below != NULL && below->sibling == NULL && below->session == session);
     assert(node->image.slot == KV_POOL_SLOT_NONE && kv_index_may_join(node, below));
     if (!join_pages(index, node, below)) return false;
     memmove(below->replays + node->replay_count, below->replays,
@@ -446,13 +333,14 @@ bool kv_index_node_join(struct kv_index *index, struct kv_node *node)
     memcpy(below->replays, node->replays, sizeof(*below->replays) * node->replay_count);
     below->replay_count = (uint8_t)(below->replay_count + node->replay_count);
 
-    struct kv_node **link = node->parent == NULL ? &session->roots : &node->parent->child;
+    struct kv_node **link = node->parent == NULL ? &session->tree->roots : &node->parent->child;
     while (*link != node)
         link = &(*link)->sibling;
     *link = below;
     below->sibling = node->sibling;
     below->parent = node->parent;
     session->node_count--;
+    session->tree->removals++;
     if (node->recorded) session->recorded_nodes--;
     for (uint32_t i = 0; i < node->page_count; i++)
         kv_index_page_unref(index, node->pages[i]);
@@ -472,7 +360,7 @@ struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_c
 
 struct kv_node *kv_index_node_next(struct kv_session *session, struct kv_node *node)
 {
-    if (node == NULL) return session->roots;
+    if (node == NULL) return session->tree->roots;
     if (node->child != NULL) return node->child;
     while (node != NULL && node->sibling == NULL)
         node = node->parent;
@@ -507,7 +395,7 @@ uint32_t kv_index_page_add(struct kv_index *index, struct kv_session *session)
                                           .ssd_page = KV_SSD_PAGE_NONE,
                                           .hbm_slot = KV_HBM_SLOT_NONE,
                                           .used = true};
-    kv_index_session_pages(index, session, session->pages + 1);
+    kv_index_session_pages(index, &session->entry, session->pages + 1);
     index->page_count++;
     return page;
 }
@@ -529,7 +417,7 @@ void kv_index_page_unref(struct kv_index *index, uint32_t page)
     assert(object->refs > 0);
     if (--object->refs > 0) return;
     if (index->page_freed != NULL) index->page_freed(index->page_freed_context, page, object);
-    kv_index_session_pages(index, object->session, object->session->pages - 1);
+    kv_index_session_pages(index, &object->session->entry, object->session->pages - 1);
     object->used = false;
     object->position = index->page_free;
     index->page_free = page;
@@ -564,10 +452,21 @@ void kv_index_renew(struct kv_node *node, uint64_t now_ms)
         node->used_ms = KV_MAX(node->used_ms, now_ms);
 }
 
+uint64_t kv_index_ttl_ms(const struct kv_node *node)
+{
+    const struct kv_tree *tree = node->session->tree;
+    uint64_t ttl_ms = node->session->ttl_ms;
+    if (tree->session_count == 1) return ttl_ms;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->ttl_ms > ttl_ms && kv_index_is_ancestor(node, at->head)) ttl_ms = at->ttl_ms;
+    return ttl_ms;
+}
+
 bool kv_index_expired(const struct kv_node *node, uint64_t now_ms)
 {
     const uint64_t age = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
-    return age > node->session->ttl_ms;
+    return age > node->session->ttl_ms && age > kv_index_ttl_ms(node);
 }
 
 struct kv_index_usage kv_index_usage(const struct kv_index *index)
@@ -581,6 +480,8 @@ struct kv_index_usage kv_index_usage(const struct kv_index *index)
         .pages = index->page_count,
         .pages_max = index->pages_max,
         .bytes_sessions = index->session_bytes,
+        .bytes_entries = (uint64_t)index->session_count * sizeof(struct kv_session_entry),
+        .sessions_open = index->open_count,
         .bytes = index->session_bytes + index->heap_bytes +
                  (uint64_t)index->nodes_touched * sizeof(struct kv_node) +
                  (uint64_t)index->pages_touched * sizeof(struct kv_page),

@@ -17,6 +17,7 @@
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/plant.h"
 #include "kvstore/format/layout.h"
+#include "kvstore/format/manifest_record.h"
 #include "kvstore/format/quarantine.h"
 #include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
@@ -109,6 +110,7 @@ struct kv_store {
     struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
+    uint32_t batches;                   /* Posted and not answered. */
     uint32_t operations;                /* Batches, loads, reads and writes in flight. */
     uint32_t removals;                  /* Of these, batches that delete records. */
     uint64_t life_max_ms;               /* The longest ttl of any session since the start. */
@@ -164,9 +166,9 @@ kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
                         const char *name) KV_MUST_CHECK;
 kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node) KV_MUST_CHECK;
 kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
-kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
+kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *tree,
                                const struct kv_checkpoint_id *id) KV_MUST_CHECK;
-kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *session,
+kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *tree,
                                uint64_t uid) KV_MUST_CHECK;
 kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
@@ -188,13 +190,31 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
 /* ---- store_load.c: trees on demand ---- */
 
 typedef void kv_load_done_fn(void *context, struct kv_session *session, kv_status status);
-/* session->load must be NONE. KV_BUSY: index budget reached even after unloading others. */
+/* The session's tree, whose load state must be NONE, with the details of all sessions that have a
+ * head in it, which are open then; `done` gets the session named here.  KV_BUSY: index budget
+ * reached even after unloading others. */
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
                          void *context);
 /* Makes room in the index for `pages` pages and `nodes` nodes by unloading idle trees, least
  * recently used first; false: not possible. */
 bool kv_store_make_room(struct kv_store *store, uint32_t nodes, uint32_t pages);
+/* The session's tree; nobody uses one of its sessions. */
 void kv_store_unload(struct kv_store *store, struct kv_session *session);
+/* Whether a call, a save, a removal or the engine works with a session of the tree. */
+bool kv_store_tree_in_use(const struct kv_tree *tree);
+
+/* ---- store_detail.c: what of a session is only in its record ---- */
+
+typedef void kv_detail_done_fn(void *context, kv_status status,
+                               const struct kv_record_session *record);
+/* Reads the record of a session, newest: as it is with all that was posted before.  `done` runs
+ * later, with KV_MISS and NULL if there is none, KV_CORRUPT if it is damaged.  KV_NOMEM: it will
+ * not run. */
+kv_status kv_store_record_start(struct kv_store *store, const struct kv_session_id *id, bool newest,
+                                kv_detail_done_fn *done, void *context) KV_MUST_CHECK;
+/* Takes what is still missing from that record.  KV_NOMEM. */
+kv_status kv_store_detail_take(struct kv_store *store, struct kv_session *session,
+                               const struct kv_record_session *record) KV_MUST_CHECK;
 /* Marks a node, those above it and the segments of their pages as used now. */
 void kv_store_renew(struct kv_store *store, struct kv_node *node);
 
@@ -282,6 +302,33 @@ kv_status kv_store_deleted_forget(struct kv_store *store, struct kv_batch *batch
 /* All of one user. */
 kv_status kv_store_deleted_erase(struct kv_store *store, struct kv_batch *batch,
                                  const struct kv_user_id *user) KV_MUST_CHECK;
+/* Before the first session with a head in another's tree is recorded: marks the directory, durable
+ * when it returns KV_OK. */
+kv_status kv_store_forks(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+
+/* ---- store_leave.c: one of several sessions goes that have a head in a tree ---- */
+
+struct kv_store_leaving {
+    uint64_t nodes, pages; /* That go with it. */
+};
+/* The tree is loaded, like for the next one. */
+struct kv_store_leaving kv_store_leaving(struct kv_session *session);
+typedef void kv_before_drop_fn(struct kv_node *node);
+/* deleted NULL: nothing says afterwards that it was there.
+ * Removes what only it needs (`before` is told each node), gives the rest to others, and its record
+ * with all that in one batch; `done` runs when that is durable.  The session itself is removed by
+ * the caller then; no commit is in flight in the tree.  KV_NOMEM: to be called again. */
+kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
+                         const struct kv_record_deleted *deleted, kv_before_drop_fn *before,
+                         kv_batch_done_fn *done, void *context) KV_MUST_CHECK;
+
+/* The head of `session` goes from `old` (NULL: position 0) to `target`: what only it needs of the
+ * way from there on goes, leaf first.  With kv_store_take_removals() it becomes durable together
+ * with the session's record, which counts it. */
+void kv_store_roll_back(struct kv_store *store, struct kv_session *session, struct kv_node *old,
+                        const struct kv_node *target, kv_before_drop_fn *before);
+/* Removals not yet posted: the caller adds to them and posts.  NULL: out of memory. */
+struct kv_batch *kv_store_take_removals(struct kv_store *store);
 
 /* ---- store_quota.c: plans, and what users have of their own ---- */
 
@@ -359,7 +406,7 @@ kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void 
 /* A page that is not what its record says.  By the time this is looked at it may have been written
  * elsewhere or removed: kv_scrub_current() knows, when the tree is loaded. */
 struct kv_scrub_finding {
-    struct kv_session_id session;
+    struct kv_session_id tree;
     uint64_t uid, generation;
     uint32_t ssd_page;
     bool missing; /* Its file ends before it: nothing is wrong with the place. */
@@ -459,7 +506,7 @@ kv_status kv_store_move_start(struct kv_store *store, const uint32_t *pages, uin
 #define KV_PLACES_SCAN_BYTES (1u << 20)
 
 typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
-/* Sessions that have pages in closed segments, by their records; the first `max` of them.  The
+/* Trees that have pages in closed segments, by their records; the first `max` of them.  The
  * array is the caller's, and is filled when `done` runs. */
-kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *sessions,
-                                uint32_t max, kv_places_done_fn *done, void *context) KV_MUST_CHECK;
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
+                                kv_places_done_fn *done, void *context) KV_MUST_CHECK;

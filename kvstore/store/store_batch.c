@@ -91,6 +91,13 @@ struct kv_batch *kv_store_dead_batch(struct kv_store *store)
     return store->dead;
 }
 
+struct kv_batch *kv_store_take_removals(struct kv_store *store)
+{
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    store->dead = NULL;
+    return dead;
+}
+
 /* *ret_value: where the copy of the value lies. */
 static kv_status batch_put_at(struct kv_batch *batch, const uint8_t *key, uint32_t key_bytes,
                               const uint8_t *value, uint32_t value_bytes, uint8_t **ret_value)
@@ -207,7 +214,13 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
         .head_tokens = session->head_tokens,
         .claimed_tokens = session->claimed_tokens,
         .checkpoints = session->recorded_nodes,
+        .has_tree = !kv_id_equal(session->tree->id.bytes, session->id.bytes),
+        .tree = session->tree->id,
+        .has_origin = session->has_origin,
+        .origin = session->origin_id,
+        .origin_tokens = session->origin_tokens,
     };
+    assert(session->has_details);
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_SESSION_MAX];
     assert(strlen(session->name) <= KV_SESSION_NAME_MAX);
     assert(strlen(session->parent_name) <= KV_SESSION_NAME_MAX);
@@ -258,12 +271,14 @@ kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node)
             .created_ms = node->created_ms,
             .used_ms = node->used_ms,
             .replay_count = node->replay_count,
+            .has_maker = !kv_id_equal(node->session->tree->id.bytes, node->session->id.bytes),
+            .maker = node->session->id,
             .page_count = node->page_count,
             .page_uids = uids,
         };
         if (node->parent != NULL) record.parent = node->parent->id;
         memcpy(record.replays, node->replays, sizeof(record.replays));
-        const uint32_t key_bytes = kv_key_node(&node->session->id, &node->id, key);
+        const uint32_t key_bytes = kv_key_node(&node->session->tree->id, &node->id, key);
         status = batch_put(batch, key, key_bytes, value, kv_record_node_encode(&record, value));
         if (status == KV_OK) status = batch_touch(batch, node);
         if (status == KV_OK) kv_index_node_recorded(node);
@@ -290,25 +305,25 @@ kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page)
         status =
             kv_batch_segment(batch, kv_segments_number(batch->store->segments, page->ssd_page));
     if (status != KV_OK) return status;
-    const uint32_t key_bytes = kv_key_page(&page->session->id, page->uid, key);
+    const uint32_t key_bytes = kv_key_page(&page->session->tree->id, page->uid, key);
     status = batch_put(batch, key, key_bytes, value, kv_record_page_encode(&record, value));
     if (status == KV_OK) batch->taken[batch->taken_count++] = page->ssd_page;
     return status;
 }
 
-kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *session,
+kv_status kv_batch_delete_node(struct kv_batch *batch, const struct kv_session_id *tree,
                                const struct kv_checkpoint_id *id)
 {
     uint8_t key[KV_RECORD_KEY_MAX];
-    const uint32_t key_bytes = kv_key_node(session, id, key);
+    const uint32_t key_bytes = kv_key_node(tree, id, key);
     return batch_put(batch, key, key_bytes, NULL, 0);
 }
 
-kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *session,
+kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_id *tree,
                                uint64_t uid)
 {
     uint8_t key[KV_RECORD_KEY_MAX];
-    const uint32_t key_bytes = kv_key_page(session, uid, key);
+    const uint32_t key_bytes = kv_key_page(tree, uid, key);
     return batch_put(batch, key, key_bytes, NULL, 0);
 }
 
@@ -401,6 +416,7 @@ static void batch_tell(struct kv_batch *batch)
     }
     assert(store->operations > 0);
     store->operations--;
+    store->batches--;
     if (batch->removes) store->removals--;
     if (batch->done != NULL) batch->done(batch->context, status);
     kv_batch_discard(batch);
@@ -520,6 +536,7 @@ void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context
     batch->done = done;
     batch->context = context;
     store->operations++;
+    store->batches++;
     /* Refused before anything relies on it, where only what makes room should be written. */
     if (!batch->removes && !batch->is_barrier && kv_manifest_stats(store->manifest).no_room) {
         batch->manifest.status = KV_BUSY;

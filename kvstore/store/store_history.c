@@ -1,7 +1,7 @@
 /*
  * What was removed and why, where a miss can tell it (format/removal.h).
  *
- * A session's history is in memory while its tree is, is read with it, and is written in the batch
+ * A tree's history is in memory while its nodes are, is read with it, and is written in the batch
  * that deletes the records of what goes: after a restart either both are there or neither.  The bit
  * of the superblock is set by the first start of a build that knows it, so no removal waits for it;
  * where that failed, histories last as long as the process.
@@ -33,14 +33,16 @@ void kv_store_history_feature(struct kv_store *store)
                err.text);
 }
 
-/* ---- of one session ---- */
+/* ---- of one tree ---- */
 
-void kv_store_note_removed(struct kv_store *store, struct kv_session *session,
+void kv_store_note_removed(struct kv_store *store, struct kv_tree *tree,
                            const struct kv_checkpoint_id *id, uint32_t from, uint32_t to,
                            const struct kv_loss *loss)
 {
-    struct kv_history *history = kv_index_history(store->index, session);
-    if (history == NULL || from >= to) return;
+    /* A session that leaves a tree takes what nobody else has a part in. */
+    if (loss->cause == KV_REASON_DELETED || from >= to) return;
+    struct kv_history *history = kv_index_history(store->index, tree);
+    if (history == NULL) return;
     const struct kv_removal removal = {
         .cause = loss->cause,
         .part = loss->keeps_rows ? KV_REMOVED_CHECKPOINT : KV_REMOVED_ROWS,
@@ -62,7 +64,7 @@ struct kv_loss kv_store_loss(const struct kv_store *store, const struct kv_node 
     if (cause == KV_REASON_EXPIRED) {
         const uint64_t now_ms = kv_store_now_ms(store);
         loss.limit_of = KV_LIMIT_TTL_MS;
-        loss.limit = node->session->ttl_ms;
+        loss.limit = kv_index_ttl_ms(node);
         loss.value = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
     }
     if (cause == KV_REASON_CAPACITY) {
@@ -80,25 +82,25 @@ void kv_store_note_node(struct kv_store *store, const struct kv_node *node,
     const struct kv_loss own =
         loss->limit_of == KV_LIMIT_NONE ? kv_store_loss(store, node, loss->cause) : *loss;
     const uint32_t from = node->parent == NULL ? 0 : node->parent->tokens;
-    kv_store_note_removed(store, node->session, &node->id, from, node->tokens, &own);
+    kv_store_note_removed(store, node->session->tree, &node->id, from, node->tokens, &own);
 }
 
 /* In the batch of removals, as it is now. */
-void kv_store_record_history(struct kv_store *store, const struct kv_session *session)
+void kv_store_record_history(struct kv_store *store, const struct kv_tree *tree)
 {
-    if (session->history == NULL || !is_recorded(store)) return;
+    if (tree->history == NULL || !is_recorded(store)) return;
     struct kv_batch *dead = kv_store_dead_batch(store);
-    if (dead == NULL || kv_batch_history(dead, &session->id, session->history) != KV_OK)
+    if (dead == NULL || kv_batch_history(dead, &tree->id, tree->history) != KV_OK)
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=history");
 }
 
-kv_status kv_store_take_history(struct kv_store *store, struct kv_session *session,
+kv_status kv_store_take_history(struct kv_store *store, struct kv_tree *tree,
                                 const struct kv_manifest_put *put)
 {
-    struct kv_history *history = kv_index_history(store->index, session);
+    struct kv_history *history = kv_index_history(store->index, tree);
     if (history == NULL) return KV_NOMEM;
     const kv_status status = kv_record_history_decode(put->value, put->value_bytes, history);
-    if (status != KV_OK) kv_index_history_drop(store->index, session);
+    if (status != KV_OK) kv_index_history_drop(store->index, tree);
     return status;
 }
 

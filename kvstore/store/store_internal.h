@@ -32,15 +32,17 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
 /* Start-up: the bit, if this directory does not have it; and sessions that are gone. */
 void kv_store_history_feature(struct kv_store *store);
 kv_status kv_store_recover_deleted(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
-void kv_store_note_removed(struct kv_store *store, struct kv_session *session,
+void kv_store_note_removed(struct kv_store *store, struct kv_tree *tree,
                            const struct kv_checkpoint_id *id, uint32_t from, uint32_t to,
                            const struct kv_loss *loss);
-/* The session's history into the batch of removals. */
-void kv_store_record_history(struct kv_store *store, const struct kv_session *session);
-/* A record H of a session that is being loaded. */
-kv_status kv_store_take_history(struct kv_store *store, struct kv_session *session,
+/* The tree's history into the batch of removals. */
+void kv_store_record_history(struct kv_store *store, const struct kv_tree *tree);
+/* A record H of a tree that is being loaded. */
+kv_status kv_store_take_history(struct kv_store *store, struct kv_tree *tree,
                                 const struct kv_manifest_put *put) KV_MUST_CHECK;
 
+/* A leaf, its record and what only it needs; not the record of the session that made it. */
+void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, const struct kv_loss *loss);
 /* ---- store_quota.c ---- */
 
 kv_status kv_store_quota_open(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;

@@ -9,6 +9,9 @@
  * start, and all others are served.  Its records and places stay as they are.
  *
  * A tree that is not in use can be unloaded at any time; its windows go with it.
+ *
+ * Nodes name the session that made them, pages do not: a page counts as made by who made the first
+ * node that lists it.
  */
 
 #include "kvstore/base/bytes.h"
@@ -25,7 +28,8 @@
 struct load {
     struct kv_manifest_scan scan;
     struct kv_store *store;
-    struct kv_session *session;
+    struct kv_session *session;  /* That was asked for. */
+    struct kv_session *detailed; /* Whose record is being read. */
     kv_load_done_fn *done;
     void *context;
     uint8_t key[KV_RECORD_KEY_MAX];
@@ -34,6 +38,7 @@ struct load {
     struct kv_record_page *pages;
     uint32_t *page_objects; /* Index of each page, KV_PAGE_INDEX_NONE: not usable. */
     uint32_t node_count, page_count;
+    uint32_t incomplete;   /* Nodes that did not fit the rest. */
     bool waited;           /* For what was on its way when it was scanned first. */
     struct kv_node **made; /* Linked already, by id. */
     uint32_t made_mask;
@@ -56,9 +61,9 @@ static void load_finish(struct load *load, kv_status status)
 {
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
-    session->load = status == KV_OK ? KV_LOAD_DONE : KV_LOAD_NONE;
-    if (status != KV_OK) kv_index_history_drop(store->index, session);
-    session->touched_seq = ++store->touch_seq;
+    session->tree->load = status == KV_OK ? KV_LOAD_DONE : KV_LOAD_NONE;
+    if (status != KV_OK) kv_index_history_drop(store->index, session->tree);
+    session->tree->touched_seq = ++store->touch_seq;
     store->operations--;
     store->counters.loads++;
     kv_load_done_fn *done = load->done;
@@ -94,7 +99,7 @@ static void load_forget_page(struct load *load, const struct kv_record_page *rec
 {
     uint8_t key[KV_RECORD_KEY_MAX];
     const struct kv_manifest_put put = {
-        .key = key, .key_bytes = kv_key_page(&load->session->id, record->uid, key)};
+        .key = key, .key_bytes = kv_key_page(&load->session->tree->id, record->uid, key)};
     load->store->counters.missing_pages++;
     load_forget(load, &put);
 }
@@ -115,7 +120,7 @@ static void load_forget_bad(struct load *load, const struct kv_record_page *reco
     struct kv_store *store = load->store;
     struct kv_batch *dead = kv_store_dead_batch(store);
     kv_status status = dead == NULL ? KV_NOMEM : KV_OK;
-    if (status == KV_OK) status = kv_batch_delete_page(dead, &load->session->id, record->uid);
+    if (status == KV_OK) status = kv_batch_delete_page(dead, &load->session->tree->id, record->uid);
     if (status == KV_OK && kv_store_segment_recorded(store, record->ssd_page))
         status = kv_batch_free_ssd(dead, record->ssd_page);
     if (status != KV_OK)
@@ -141,7 +146,7 @@ static kv_status load_decode(struct load *load)
     while (kv_manifest_scan_next(&load->scan, &offset, &put)) {
         if (put.key_bytes < 18) continue;
         if (put.key[17] == 'H') {
-            const kv_status status = kv_store_take_history(load->store, load->session, &put);
+            const kv_status status = kv_store_take_history(load->store, load->session->tree, &put);
             if (status == KV_NOMEM) return status;
             if (status == KV_CORRUPT) load_forget_history(load, &put);
             continue;
@@ -242,6 +247,32 @@ static void load_note_node(struct load *load, struct kv_node *node)
     *load_slot(load, &node->id) = node;
 }
 
+/* One that is not in the tree any more cannot have left a node there; if it did all the same, the
+ * node is another one's now. */
+static struct kv_session *load_maker(const struct load *load, const struct kv_record_node *record)
+{
+    const struct kv_tree *tree = load->session->tree;
+    const struct kv_session_id *id = record->has_maker ? &record->maker : &tree->id;
+    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (kv_id_equal(at->id.bytes, id->bytes)) return at;
+    return load->session;
+}
+
+/* A page is of who made the first node that lists it. */
+static void load_own_pages(const struct load *load, const uint32_t *pages, uint32_t count,
+                           struct kv_session *maker)
+{
+    struct kv_index *index = load->store->index;
+    for (uint32_t i = 0; i < count; i++) {
+        struct kv_page *page = kv_index_page(index, pages[i]);
+        if (page->refs > 1 || page->session == maker) continue;
+        kv_index_session_pages(index, &page->session->entry, page->session->pages - 1);
+        kv_index_session_pages(index, &maker->entry, maker->pages + 1);
+        page->session = maker;
+    }
+}
+
 static bool load_node(struct load *load, const struct kv_record_node *record)
 {
     struct kv_store *store = load->store;
@@ -250,11 +281,14 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
         parent = load_find_node(load, &record->parent);
         if (parent == NULL) return false;
     }
+    struct kv_session *maker = load_maker(load, record);
     uint32_t *pages = malloc(sizeof(uint32_t) * KV_MAX(record->page_count, 1u));
     struct kv_node *node = NULL;
-    if (pages != NULL && load_edge(load, record, parent == NULL ? 0 : parent->tokens, pages))
-        node = kv_index_node_add(store->index, load->session, parent, record->tokens, pages,
+    if (pages != NULL && load_edge(load, record, parent == NULL ? 0 : parent->tokens, pages)) {
+        load_own_pages(load, pages, record->page_count, maker);
+        node = kv_index_node_add(store->index, maker, parent, record->tokens, pages,
                                  record->page_count);
+    }
     free(pages);
     if (node == NULL) return false;
     node->id = record->id;
@@ -273,30 +307,45 @@ static bool load_node(struct load *load, const struct kv_record_node *record)
 }
 
 /* Where its edge begins is known from its pages, if not from its parent. */
-static void note_incomplete(struct kv_store *store, struct kv_session *session,
+static void note_incomplete(struct kv_store *store, struct kv_tree *tree,
                             const struct kv_record_node *record)
 {
     const struct kv_loss loss = {.cause = KV_REASON_CORRUPT};
     const uint32_t last = kv_pages_for(record->tokens);
     const uint32_t first = last - KV_MIN(last, record->page_count);
-    kv_store_note_removed(store, session, &record->id, first * KV_PAGE_TOKENS, record->tokens,
-                          &loss);
+    kv_store_note_removed(store, tree, &record->id, first * KV_PAGE_TOKENS, record->tokens, &loss);
+}
+
+/* The number of checkpoints in the session's record, where that was another one. */
+static void load_counted(struct load *load, struct kv_session *session)
+{
+    struct kv_store *store = load->store;
+    session->head = session->has_head ? kv_index_node_find(load->session, &session->head_id) : NULL;
+    if (session->recorded_nodes == session->before.recorded_nodes) return;
+    store->checkpoints += session->recorded_nodes;
+    store->checkpoints -= session->before.recorded_nodes;
+    kv_store_record_count(store, session);
 }
 
 static void load_link(struct load *load)
 {
     struct kv_store *store = load->store;
     struct kv_session *session = load->session;
-    kv_index_session_pages(store->index, session, 0); /* Counted while they are linked. */
-    const uint32_t recorded = session->recorded_nodes;
-    session->recorded_nodes = 0; /* They are counted as they are linked. */
+    struct kv_session *at = NULL;
+    /* Counted while they are linked. */
+    while ((at = kv_index_head_next(session->tree, at)) != NULL) {
+        at->before.recorded_nodes = at->recorded_nodes;
+        at->recorded_nodes = 0;
+        kv_index_session_pages(store->index, &at->entry, 0);
+    }
     load_pages(load);
     for (uint32_t i = 0; i < load->node_count; i++) {
         if (load_node(load, &load->nodes[i])) continue;
         store->counters.nodes_dropped++;
-        note_incomplete(store, session, &load->nodes[i]);
+        note_incomplete(store, session->tree, &load->nodes[i]);
+        load->incomplete++;
         struct kv_batch *dead = kv_store_dead_batch(store);
-        if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->id, &load->nodes[i].id);
+        if (dead != NULL) (void)!kv_batch_delete_node(dead, &session->tree->id, &load->nodes[i].id);
         kv_log(store->options.log, KV_LOG_WARN, "checkpoint_dropped",
                "position=%u why=incomplete_record", load->nodes[i].tokens);
     }
@@ -305,12 +354,10 @@ static void load_link(struct load *load)
         if (load->page_objects[i] != KV_PAGE_INDEX_NONE)
             kv_index_page_unref(store->index, load->page_objects[i]);
     }
-    session->head = session->has_head ? kv_index_node_find(session, &session->head_id) : NULL;
-    if (session->recorded_nodes == recorded) return;
-    store->checkpoints += session->recorded_nodes;
-    store->checkpoints -= recorded;
-    kv_store_record_count(store, session);
-    kv_store_record_history(store, session);
+    while ((at = kv_index_head_next(session->tree, at)) != NULL)
+        load_counted(load, at);
+    if (session->tree->history != NULL && load->incomplete > 0)
+        kv_store_record_history(store, session->tree);
 }
 
 static void removals_done(void *context, kv_status status);
@@ -338,19 +385,25 @@ static bool load_waits(struct load *load)
 static kv_status load_unreadable(struct load *load)
 {
     struct kv_store *store = load->store;
-    struct kv_session *session = load->session;
-    const uint8_t *id = session->id.bytes;
+    struct kv_tree *tree = load->session->tree;
+    const uint8_t *id = load->session->id.bytes;
+    uint32_t checkpoints = 0;
+    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at)) {
+        checkpoints += at->recorded_nodes;
+        at->head = NULL;
+    }
     kv_log(
         store->options.log, KV_LOG_ERROR, "tree_unreadable",
         "session=%02x%02x%02x%02x%02x%02x%02x%02x checkpoints=%u text=\"the manifest's files are "
         "damaged where its records are; nothing of it is served or saved\"",
-        id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7], session->recorded_nodes);
+        id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7], checkpoints);
     store->counters.unreadable_trees++;
-    store->checkpoints -= session->recorded_nodes;
-    session->unreadable = true;
-    session->head = NULL;
+    store->checkpoints -= checkpoints;
+    tree->unreadable = true;
     /* Not recorded: its records stay as they are. */
-    kv_store_note_removed(store, session, &session->head_id, 0, KV_MAX(session->head_tokens, 1u),
+    kv_store_note_removed(store, tree, &load->session->head_id, 0,
+                          KV_MAX(load->session->head_tokens, 1u),
                           &(struct kv_loss){.cause = KV_REASON_CORRUPT});
     return KV_OK;
 }
@@ -406,20 +459,54 @@ static void load_scan(struct load *load)
     }
 }
 
+/* ---- what is in the records of its sessions ---- */
+
+static void load_details(struct load *load);
+
+static void detailed(void *context, kv_status status, const struct kv_record_session *record)
+{
+    struct load *load = context;
+    if (status == KV_OK)
+        status = kv_store_detail_take(load->store, load->detailed, record);
+    else if (status == KV_MISS || status == KV_CORRUPT) {
+        load_finish(load, load_unreadable(load));
+        return;
+    }
+    if (status == KV_OK)
+        load_details(load);
+    else
+        load_finish(load, status);
+}
+
+/* One after the other; then the tree. */
+static void load_details(struct load *load)
+{
+    struct kv_session *at = kv_index_head_next(load->session->tree, NULL);
+    while (at != NULL && at->has_details)
+        at = kv_index_head_next(load->session->tree, at);
+    if (at == NULL) {
+        load_scan(load);
+        return;
+    }
+    load->detailed = at;
+    if (kv_store_record_start(load->store, &at->id, true, detailed, load) != KV_OK)
+        load_finish(load, KV_NOMEM);
+}
+
 void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_load_done_fn *done,
                          void *context)
 {
-    assert(session->load == KV_LOAD_NONE);
-    session->load = KV_LOAD_RUNNING;
+    struct kv_tree *tree = session->tree;
+    assert(tree->load == KV_LOAD_NONE);
     struct load *load = calloc(1, sizeof(*load));
     uint8_t *buf = malloc(LOAD_BUFFER_FIRST);
-    if (load == NULL || buf == NULL) {
+    if (load == NULL || buf == NULL || !kv_index_tree_open(store->index, tree)) {
         free(load);
         free(buf);
-        session->load = KV_LOAD_NONE;
         done(context, session, KV_NOMEM);
         return;
     }
+    tree->load = KV_LOAD_RUNNING;
     load->store = store;
     load->session = session;
     load->done = done;
@@ -427,46 +514,61 @@ void kv_store_load_start(struct kv_store *store, struct kv_session *session, kv_
     load->scan.msg.run = load_scanned;
     load->scan.reply = store->options.mailbox;
     load->scan.prefix = load->key;
-    load->scan.prefix_bytes = kv_key_tree(&session->id, load->key);
+    load->scan.prefix_bytes = kv_key_tree(&tree->id, load->key);
     load->scan.record_max = UINT32_MAX;
     load->scan.buf = buf;
     load->scan.buf_bytes = LOAD_BUFFER_FIRST;
     store->operations++;
-    load_scan(load);
+    load_details(load);
+}
+
+bool kv_store_tree_in_use(const struct kv_tree *tree)
+{
+    if (tree->commits > 0) return true;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        if (at->live != NULL || at->busy != NULL || at->flows > 0 || at->deleting) return true;
+    return false;
 }
 
 void kv_store_unload(struct kv_store *store, struct kv_session *session)
 {
-    assert(session->load == KV_LOAD_DONE);
-    assert(session->live == NULL && session->busy == NULL && session->commits == 0);
-    const uint32_t recorded = session->recorded_nodes, pages = session->pages;
+    struct kv_tree *tree = session->tree;
+    struct kv_session *at = NULL;
+    assert(tree->load == KV_LOAD_DONE && tree->commits == 0);
+    while ((at = kv_index_head_next(tree, at)) != NULL) {
+        assert(at->live == NULL && at->busy == NULL);
+        at->before.recorded_nodes = at->recorded_nodes;
+        at->before.pages = at->pages;
+    }
     store->unloading = true;
-    for (struct kv_node *node = session->roots; node != NULL;) {
+    for (struct kv_node *node = tree->roots; node != NULL;) {
         while (node->child != NULL)
             node = node->child;
         struct kv_node *const above = node->parent;
         kv_pool_drop(store->pool, &node->image, KV_REASON_LOST_NODE);
         kv_index_node_remove(store->index, node);
-        node = above != NULL ? above : session->roots;
+        node = above != NULL ? above : tree->roots;
     }
     store->unloading = false;
-    session->head = NULL;
-    session->recorded_nodes = recorded;
-    kv_index_history_drop(store->index, session);
-    kv_index_session_pages(store->index, session, pages);
-    session->load = KV_LOAD_NONE;
+    while ((at = kv_index_head_next(tree, at)) != NULL) {
+        at->head = NULL;
+        at->recorded_nodes = at->before.recorded_nodes;
+        kv_index_session_pages(store->index, &at->entry, at->before.pages);
+    }
+    kv_index_history_drop(store->index, tree);
+    tree->load = KV_LOAD_NONE;
     store->counters.unloads++;
 }
 
 static struct kv_session *least_recent_idle(struct kv_store *store)
 {
     struct kv_session *victim = NULL, *session = NULL;
-    uint32_t bucket = 0;
-    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
-        if (session->load != KV_LOAD_DONE || session->node_count == 0) continue;
-        if (session->live != NULL || session->busy != NULL || session->commits > 0) continue;
-        if (session->flows > 0) continue;
-        if (victim == NULL || session->touched_seq < victim->touched_seq) victim = session;
+    while ((session = kv_index_open_next(store->index, session)) != NULL) {
+        const struct kv_tree *tree = session->tree;
+        if (tree->load != KV_LOAD_DONE || tree->roots == NULL || kv_store_tree_in_use(tree))
+            continue;
+        if (victim == NULL || tree->touched_seq < victim->tree->touched_seq) victim = session;
     }
     return victim;
 }

@@ -148,7 +148,7 @@ kv_status kv_store_move_start(struct kv_store *store, const uint32_t *pages, uin
 struct kv_places {
     struct kv_manifest_scan scan;
     struct kv_store *store;
-    struct kv_session_id *sessions;
+    struct kv_session_id *trees;
     uint32_t count, max;
     uint8_t start[KV_RECORD_KEY_MAX];
     uint32_t start_bytes;
@@ -167,13 +167,13 @@ static void places_end(struct kv_places *places, kv_status status)
     done(context, count, status);
 }
 
-static void note_session(struct kv_places *places, const uint8_t *key)
+static void note_tree(struct kv_places *places, const uint8_t *key)
 {
     struct kv_session_id id;
     memcpy(id.bytes, key + 1, sizeof(id.bytes));
-    if (places->count > 0 && kv_id_equal(places->sessions[places->count - 1].bytes, id.bytes))
-        return; /* Keys of one session stand together. */
-    if (places->count < places->max) places->sessions[places->count++] = id;
+    if (places->count > 0 && kv_id_equal(places->trees[places->count - 1].bytes, id.bytes))
+        return; /* Keys of one tree stand together. */
+    if (places->count < places->max) places->trees[places->count++] = id;
 }
 
 static void places_scanned(struct kv_msg *msg)
@@ -190,7 +190,7 @@ static void places_scanned(struct kv_msg *msg)
         }
         if (put.key_bytes < 18 || put.key[17] != 'P') continue;
         if (kv_record_page_decode(put.value, put.value_bytes, &record) != KV_OK) continue;
-        if (kv_ssd_closed(places->store->ssd, record.ssd_page)) note_session(places, put.key);
+        if (kv_ssd_closed(places->store->ssd, record.ssd_page)) note_tree(places, put.key);
     }
     const bool more = places->scan.status == KV_OK && places->scan.more &&
                       places->start_bytes > 0 && places->start_bytes < sizeof(places->start) &&
@@ -204,8 +204,8 @@ static void places_scanned(struct kv_msg *msg)
     kv_manifest_scan_post(places->store->manifest, &places->scan);
 }
 
-kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *sessions,
-                                uint32_t max, kv_places_done_fn *done, void *context)
+kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
+                                kv_places_done_fn *done, void *context)
 {
     static const uint8_t prefix[] = {'T'};
     struct kv_places *places = calloc(1, sizeof(*places));
@@ -216,7 +216,7 @@ kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *se
         return KV_NOMEM;
     }
     places->store = store;
-    places->sessions = sessions;
+    places->trees = trees;
     places->max = max;
     places->done = done;
     places->context = context;

@@ -70,7 +70,7 @@ static void page_freed(void *context, uint32_t index, struct kv_page *page)
     if (store->unloading || page->ssd_page == KV_SSD_PAGE_NONE) return;
     if (store->removing != KV_REASON_NONE) store->counters.removed_pages[store->removing]++;
     struct kv_batch *dead = kv_store_dead_batch(store);
-    if (dead == NULL || kv_batch_delete_page(dead, &page->session->id, page->uid) != KV_OK ||
+    if (dead == NULL || kv_batch_delete_page(dead, &page->session->tree->id, page->uid) != KV_OK ||
         kv_batch_free_ssd(dead, page->ssd_page) != KV_OK) {
         /* Out of memory: the page stays recorded and is found again at the next start. */
         kv_log(store->options.log, KV_LOG_ERROR, "page_leaked", "ssd_page=%u", page->ssd_page);
@@ -137,19 +137,16 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
         kv_log(visit->store->options.log, KV_LOG_ERROR, "session_dropped", "why=user_unknown");
         return KV_OK;
     }
-    struct kv_session *session =
-        kv_index_session_add(visit->store->index, &id, user, record.name, record.parent_name);
+    struct kv_session_entry *session =
+        kv_index_entry_add(visit->store->index, &id, user, record.has_tree ? &record.tree : NULL);
     if (session == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load sessions");
     kv_index_session_kind(session, record.kind);
     session->created_ms = record.created_ms;
     session->used_ms = record.used_ms;
     session->ttl_ms = record.ttl_ms;
     session->epoch = record.epoch;
-    session->has_head = record.has_head;
-    session->head_id = record.head;
     session->head_tokens = record.head_tokens;
     session->recorded_nodes = record.checkpoints;
-    session->claimed_tokens = record.claimed_tokens;
     session->fell_back = record.claimed_tokens > record.head_tokens;
     kv_index_session_pages(visit->store->index, session,
                            record.checkpoints == 0 ? 0 : kv_pages_for(record.head_tokens));

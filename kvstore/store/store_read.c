@@ -299,45 +299,63 @@ void kv_store_record_count(struct kv_store *store, const struct kv_session *sess
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=session");
 }
 
-/* Without the session's records.  From the leaves up; the way down is gone once, not again from the
- * top for each leaf: a tree may be as deep as its session has checkpoints. */
+void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, const struct kv_loss *loss)
+{
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    if (dead == NULL || kv_batch_delete_node(dead, &leaf->session->tree->id, &leaf->id) != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
+    kv_store_note_node(store, leaf, loss);
+    kv_pool_drop(store->pool, &leaf->image, loss->cause);
+    store->counters.nodes_dropped++;
+    store->counters.removed_nodes[loss->cause]++;
+    if (leaf->durable) store->checkpoints--;
+    store->removing = loss->cause;
+    kv_index_node_remove(store->index, leaf);
+    store->removing = KV_REASON_NONE;
+}
+
+/* Without the records of sessions.  From the leaves up; the way down is gone once, not again from
+ * the top for each leaf: a tree may be as deep as its session has checkpoints. */
 static void drop_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
 {
-    struct kv_session *session = node->session;
     struct kv_node *leaf = node;
-    store->removing = loss->cause;
     for (;;) {
         while (leaf->child != NULL)
             leaf = leaf->child;
         struct kv_node *const above = leaf == node ? NULL : leaf->parent;
-        struct kv_batch *dead = kv_store_dead_batch(store);
-        if (dead == NULL || kv_batch_delete_node(dead, &session->id, &leaf->id) != KV_OK)
-            kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
-        kv_store_note_node(store, leaf, loss);
-        kv_pool_drop(store->pool, &leaf->image, loss->cause);
-        store->counters.nodes_dropped++;
-        store->counters.removed_nodes[loss->cause]++;
-        if (leaf->durable) store->checkpoints--;
-        kv_index_node_remove(store->index, leaf);
+        kv_store_drop_leaf(store, leaf, loss);
         if (above == NULL) break;
         leaf = above;
     }
-    store->removing = KV_REASON_NONE;
 }
 
-/* What is there now, and what went. */
-static void record_drop(struct kv_store *store, struct kv_session *session)
+static void counts_before(const struct kv_tree *tree)
 {
-    kv_store_record_count(store, session);
-    kv_store_record_history(store, session);
+    for (struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at))
+        at->before.recorded_nodes = at->recorded_nodes;
+}
+
+/* Sessions that made some of what went say so in their records, and the tree why it went. */
+static void counts_after(struct kv_store *store, const struct kv_tree *tree)
+{
+    bool changed = false;
+    for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
+         at = kv_index_head_next(tree, at)) {
+        if (at->before.recorded_nodes == at->recorded_nodes) continue;
+        kv_store_record_count(store, at);
+        changed = true;
+    }
+    if (changed) kv_store_record_history(store, tree);
 }
 
 void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
                             const struct kv_loss *loss)
 {
-    struct kv_session *session = node->session;
+    const struct kv_tree *tree = node->session->tree;
+    counts_before(tree);
     drop_node(store, node, loss);
-    record_drop(store, session);
+    counts_after(store, tree);
 }
 
 void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_reason why)
@@ -350,7 +368,7 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
 {
     const struct kv_loss loss = {.cause = why};
     struct kv_node *node = kv_index_node_next(session, NULL);
-    const uint32_t before = session->node_count;
+    counts_before(session->tree);
     while (node != NULL) {
         bool lists = false;
         for (uint32_t i = 0; i < node->page_count; i++)
@@ -362,36 +380,40 @@ void kv_store_drop_page(struct kv_store *store, struct kv_session *session, uint
             node = kv_index_node_next(session, node);
         }
     }
-    if (session->node_count != before) record_drop(store, session);
+    counts_after(store, session->tree);
+}
+
+static struct kv_node *first_leaf(struct kv_node *node)
+{
+    while (node != NULL && node->child != NULL)
+        node = node->child;
+    return node;
 }
 
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
 {
     const struct kv_loss loss = {.cause = KV_REASON_EXPIRED};
     const uint64_t now_ms = kv_store_now_ms(store);
-    struct kv_node *node = kv_index_node_next(session, NULL);
-    const uint32_t before = session->node_count;
-    while (node != NULL) {
-        /* Nodes below were used no later than this one, so they are due as well. */
-        if (kv_index_expired(node, now_ms)) {
-            drop_node(store, node, &loss);
-            node = kv_index_node_next(session, NULL);
-        } else {
-            node = kv_index_node_next(session, node);
-        }
+    struct kv_node *node = first_leaf(session->tree->roots);
+    counts_before(session->tree);
+    while (node != NULL) { /* Children before their parent, which is a leaf when they went. */
+        struct kv_node *next = node->sibling != NULL ? first_leaf(node->sibling) : node->parent;
+        if (node->child == NULL && kv_index_expired(node, now_ms)) drop_node(store, node, &loss);
+        node = next;
     }
-    if (session->node_count != before) record_drop(store, session);
+    counts_after(store, session->tree);
 }
 
 void kv_store_join_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
 {
-    struct kv_session *session = node->session;
+    struct kv_tree *tree = node->session->tree;
     struct kv_node *below = node->child;
     const struct kv_checkpoint_id id = node->id;
     const uint32_t from = node->parent == NULL ? 0 : node->parent->tokens;
     const uint32_t to = node->tokens;
     struct kv_batch *dead = kv_store_dead_batch(store);
     if (dead == NULL) return;
+    counts_before(tree);
     kv_pool_drop(store->pool, &node->image, loss->cause);
     store->removing = loss->cause;
     const bool joined = kv_index_node_join(store->index, node);
@@ -399,11 +421,11 @@ void kv_store_join_node(struct kv_store *store, struct kv_node *node, const stru
     if (!joined) return;
     /* In one batch: the longer edge, and the node that is part of it gone. */
     if (kv_batch_node(dead, below) != KV_OK ||
-        kv_batch_delete_node(dead, &session->id, &id) != KV_OK)
+        kv_batch_delete_node(dead, &tree->id, &id) != KV_OK)
         kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
     store->counters.nodes_dropped++;
     store->counters.removed_nodes[loss->cause]++;
     store->checkpoints--;
-    kv_store_note_removed(store, session, &id, from, to, loss);
-    record_drop(store, session);
+    kv_store_note_removed(store, tree, &id, from, to, loss);
+    counts_after(store, tree);
 }

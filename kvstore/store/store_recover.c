@@ -79,10 +79,10 @@ static void claim_segments(struct reading *reading)
 
 static void sum_sessions(struct kv_store *store)
 {
-    struct kv_session *session = NULL;
+    const struct kv_session_entry *entry = NULL;
     uint32_t bucket = 0;
-    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL)
-        store->recovery.checkpoints += session->recorded_nodes;
+    while ((entry = kv_index_entry_next(store->index, &bucket, entry)) != NULL)
+        store->recovery.checkpoints += entry->recorded_nodes;
 }
 
 /* Reads the trees and writes what follows from them. */

@@ -25,12 +25,10 @@ struct scan {
     struct kv_error *err;
     uint64_t *uids; /* Of pages that cannot be had, sorted before nodes are looked at. */
     uint32_t uid_count, uid_capacity;
-    struct kv_session *session; /* Of the last node. */
-    struct kv_session_id session_id;
-    bool has_session_id;
     struct kv_history history; /* Of history_of; its record comes before those of nodes. */
     struct kv_session_id history_of;
     bool has_history, history_changed;
+    uint32_t *found;  /* Checkpoints of each session, by its number in the index. */
     uint64_t used_ms; /* Latest of all. */
     uint64_t seen;
     uint32_t pass; /* 0, 1 */
@@ -102,15 +100,18 @@ static bool lists_lost(const struct scan *scan, const struct kv_record_node *nod
     return false;
 }
 
-/* NULL: the tree's session has no record. */
-static struct kv_session *session_of(struct scan *scan, const struct kv_manifest_put *put)
+/* NULL: no session has a head in the tree.  A maker without a record left it to another one. */
+static const struct kv_session_entry *maker_of(const struct scan *scan,
+                                               const struct kv_manifest_put *put,
+                                               const struct kv_record_node *node)
 {
-    if (scan->has_session_id && kv_id_equal(scan->session_id.bytes, put->key + 1))
-        return scan->session;
-    memcpy(scan->session_id.bytes, put->key + 1, sizeof(scan->session_id.bytes));
-    scan->has_session_id = true;
-    scan->session = kv_index_session_find(scan->store->index, &scan->session_id);
-    return scan->session;
+    const struct kv_index *index = scan->store->index;
+    struct kv_session_id tree;
+    memcpy(tree.bytes, put->key + 1, sizeof(tree.bytes));
+    const struct kv_session_id *id = node->has_maker ? &node->maker : &tree;
+    const struct kv_session_entry *maker = kv_index_entry_find(index, id);
+    if (maker != NULL && kv_id_equal(kv_index_tree_id(maker)->bytes, tree.bytes)) return maker;
+    return kv_index_tree_entry(index, &tree);
 }
 
 /* What the history of the last session became. */
@@ -185,28 +186,52 @@ static kv_status visit_node(void *context, const struct kv_manifest_put *put)
         return status == KV_OK ? drop(scan, put) : status;
     }
     scan->used_ms = KV_MAX(scan->used_ms, node.used_ms);
-    struct kv_session *session = session_of(scan, put);
-    if (session == NULL)
+    const struct kv_session_entry *maker = maker_of(scan, put, &node);
+    if (maker == NULL)
         recovery->dropped_orphans++; /* Not deleted: nobody knows whose it is. */
     else
-        session->node_count++;
+        scan->found[kv_index_entry_number(scan->store->index, maker)]++;
     return KV_OK;
+}
+
+struct recount {
+    struct scan *scan;
+    uint32_t found;
+};
+
+/* The record as it is, but for the number of checkpoints. */
+static kv_status visit_counted(void *context, const struct kv_manifest_put *put)
+{
+    const struct recount *recount = context;
+    struct kv_record_session record;
+    uint8_t value[KV_RECORD_SESSION_MAX];
+    if (kv_record_session_decode(put->value, put->value_bytes, &record) != KV_OK) return KV_CORRUPT;
+    record.checkpoints = recount->found;
+    const struct kv_manifest_put counted = {.key = put->key,
+                                            .key_bytes = put->key_bytes,
+                                            .value = value,
+                                            .value_bytes =
+                                                kv_record_session_encode(&record, value)};
+    return kv_batch_put(recount->scan->batch, &counted);
 }
 
 /* Sessions whose record says another number of checkpoints than there are. */
 static kv_status count_sessions(struct scan *scan)
 {
     struct kv_store *store = scan->store;
-    struct kv_session *session = NULL;
+    struct kv_session_entry *entry = NULL;
     uint32_t bucket = 0;
     kv_status status = KV_OK;
-    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
-        const uint32_t found = session->node_count;
-        session->node_count = 0; /* Of a tree that is loaded. */
-        store->recovery.checkpoints += found;
-        if (found == session->recorded_nodes) continue;
-        session->recorded_nodes = found;
-        if (status == KV_OK) status = kv_batch_session(scan->batch, session);
+    while ((entry = kv_index_entry_next(store->index, &bucket, entry)) != NULL) {
+        struct recount recount = {.scan = scan,
+                                  .found = scan->found[kv_index_entry_number(store->index, entry)]};
+        uint8_t key[KV_RECORD_KEY_MAX];
+        store->recovery.checkpoints += recount.found;
+        if (recount.found == entry->recorded_nodes) continue;
+        entry->recorded_nodes = recount.found;
+        if (status == KV_OK)
+            status = kv_manifest_scan_now(store->manifest, key, kv_key_session(&entry->id, key),
+                                          visit_counted, &recount, scan->err);
     }
     return status == KV_OK ? KV_OK : KV_FAIL(scan->err, status, "count checkpoints");
 }
@@ -226,8 +251,11 @@ static kv_status record_segments(struct scan *scan)
 kv_status kv_store_scan_trees(struct kv_store *store, struct kv_batch *batch, struct kv_error *err)
 {
     static kv_manifest_visit_fn *const visits[] = {visit_page, visit_node};
+    const uint32_t sessions = kv_index_usage(store->index).sessions;
     struct scan scan = {.store = store, .batch = batch, .err = err};
     kv_status status = KV_OK;
+    scan.found = calloc(KV_MAX(sessions, 1u), sizeof(*scan.found));
+    if (scan.found == NULL) return KV_FAIL(err, KV_NOMEM, "count the checkpoints of sessions");
     for (; status == KV_OK && scan.pass < KV_ARRAY_COUNT(visits); scan.pass++) {
         if (scan.uid_count > 0) qsort(scan.uids, scan.uid_count, sizeof(*scan.uids), compare_uids);
         status = kv_manifest_scan_now(store->manifest, (const uint8_t *)"T", 1, visits[scan.pass],
@@ -237,5 +265,6 @@ kv_status kv_store_scan_trees(struct kv_store *store, struct kv_batch *batch, st
     if (status == KV_OK) status = count_sessions(&scan);
     if (status == KV_OK) status = record_segments(&scan);
     free(scan.uids);
+    free(scan.found);
     return status;
 }

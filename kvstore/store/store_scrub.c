@@ -30,7 +30,7 @@
 #define UNREAD_LOGGED_MAX 16u /* Of one pass; all are counted. */
 
 struct entry {
-    struct kv_session_id session;
+    struct kv_session_id tree;
     struct kv_record_page record;
 };
 
@@ -133,7 +133,7 @@ static void take_record(struct kv_scrub *scrub, const struct kv_manifest_put *pu
         kv_log(store->options.log, KV_LOG_ERROR, "record_damaged", "kind=page where=scrub");
         return;
     }
-    memcpy(entry->session.bytes, put->key + 1, sizeof(entry->session.bytes));
+    memcpy(entry->tree.bytes, put->key + 1, sizeof(entry->tree.bytes));
     scrub->entry_count++;
 }
 
@@ -190,7 +190,7 @@ static kv_status compare(struct kv_scrub *scrub, const struct scrub_op *op, stru
 {
     struct kv_store *store = scrub->options.store;
     const struct kv_record_page *record = &op->entry.record;
-    const struct kv_session *session = kv_index_session_find(store->index, &op->entry.session);
+    const struct kv_session_entry *session = kv_index_tree_entry(store->index, &op->entry.tree);
     struct kv_page_header header;
     kv_status status = kv_page_decode(&store->layout, op->op.buf, &header, err);
     if (status != KV_OK) return status;
@@ -208,7 +208,7 @@ static kv_status compare(struct kv_scrub *scrub, const struct scrub_op *op, stru
 static void tell(struct kv_scrub *scrub, const struct scrub_op *op, bool missing, const char *cause)
 {
     struct kv_scrub_finding finding = {
-        .session = op->entry.session,
+        .tree = op->entry.tree,
         .uid = op->entry.record.uid,
         .generation = op->entry.record.generation,
         .ssd_page = op->entry.record.ssd_page,
@@ -310,7 +310,7 @@ uint64_t kv_scrub_wait_ns(const struct kv_scrub *scrub, uint64_t now_ns)
 uint32_t kv_scrub_current(struct kv_store *store, struct kv_session *session,
                           const struct kv_scrub_finding *finding)
 {
-    assert(session->load == KV_LOAD_DONE);
+    assert(session->tree->load == KV_LOAD_DONE);
     struct kv_node *node = NULL;
     while ((node = kv_index_node_next(session, node)) != NULL) {
         for (uint32_t i = 0; i < node->page_count; i++) {

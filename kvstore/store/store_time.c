@@ -41,10 +41,13 @@ kv_status kv_store_time_begin(struct kv_store *store, struct kv_error *err)
 /* Sessions and what is loaded of their trees: as they would be read now. */
 static void age_all(struct kv_store *store)
 {
+    struct kv_session_entry *entry = NULL;
     struct kv_session *session = NULL;
     uint32_t bucket = 0;
-    while ((session = kv_index_session_next(store->index, &bucket, session)) != NULL) {
-        session->used_ms = kv_timeline_used_ms(&store->time, session->used_ms);
+    while ((entry = kv_index_entry_next(store->index, &bucket, entry)) != NULL)
+        entry->used_ms = kv_timeline_used_ms(&store->time, entry->used_ms);
+    while ((session = kv_index_open_next(store->index, session)) != NULL) {
+        if (session->tree->sessions != &session->entry) continue; /* Each tree once. */
         struct kv_node *node = NULL;
         while ((node = kv_index_node_next(session, node)) != NULL)
             node->used_ms = kv_timeline_used_ms(&store->time, node->used_ms);

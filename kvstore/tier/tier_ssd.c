@@ -174,7 +174,8 @@ static kv_status first_add(struct kv_ssd *ssd, struct kv_error *err)
 {
     int fd;
     const kv_status status = kv_ssd_segment_create(&ssd->place, 0, &fd, err);
-    if (status == KV_OK) kv_ssd_take_segment(ssd, 0, fd, ssd->place.segment_bytes, false);
+    /* Nothing was in it before: records of its pages are of a file that is gone. */
+    if (status == KV_OK) kv_ssd_take_segment(ssd, 0, fd, 0, false);
     return status;
 }
 

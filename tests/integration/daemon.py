@@ -276,6 +276,9 @@ class Daemon:
             "ssd.bytes": "64MiB",
             "ssd.segment_bytes": "8MiB",
             "index.ram": "16MiB",
+            # Most tests are about something else; it_quota.py has the default plan.
+            "quota.default_sessions": "0",
+            "quota.default_turns": "0",
         }
         if os.environ.get("CACHED_TEST_IO"):  # The suite once more, on this I/O backend.
             self.flags["io.backend"] = os.environ["CACHED_TEST_IO"]

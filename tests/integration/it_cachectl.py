@@ -15,8 +15,8 @@ import daemon as d
 from cli import CACHECTL, Tool, token_file
 
 EXCERPT = os.path.join(d.SOURCE, "tests", "data", "agentic_excerpt.jsonl")
-COMMANDS = ["status", "doctor", "session list", "session show", "session delete", "user erase", "stats",
-            "du", "scrub start", "scrub status", "scrub stop", "explain", "demo", "bench",
+COMMANDS = ["status", "doctor", "session list", "session show", "session fork", "session delete",
+            "user erase", "stats", "du", "scrub start", "scrub status", "scrub stop", "explain", "demo", "bench",
             "model inspect", "model verify", "trace convert", "trace stats", "trace replay"]
 
 

@@ -310,6 +310,28 @@ def files_that_are_gone_are_counted_by_reason():
     box.stop()
 
 
+@case
+def the_whole_folder_of_segments_is_gone():
+    """The start makes a new first segment: records of pages in the old one do not fit it."""
+    box, prompts = made()
+    shutil.rmtree(os.path.join(box.state, "ssd"))
+    total = sum(len(t.nodes) for t in State(box.state).trees.values())
+    equal(start(box, "no folder", "a segment file is gone or was cut", want_dropped=total), 0,
+          "recovered")
+    for label, prompt in prompts.items():
+        user, name = label.split("/")
+        equal(Talk(box.client(user), name).prefill(prompt).outcome, MISS, f"{label}: nothing is left")
+    equal(box.counter("cached_tier_quarantined_bytes", 'tier="ssd"'), 0,
+          "nothing is wrong with the new file")
+    check("event=page_damaged" not in box.log(), "nothing is called damaged")
+    box.no_wrong_bytes("no folder")
+    box.stop()
+    is_right(box, "no folder")
+    start(box, "no folder, again", None)
+    serves(box, prompts, "no folder, again")
+    box.stop()
+
+
 # ---- while it starts ----
 
 def slow(state=None):

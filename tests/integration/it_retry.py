@@ -206,6 +206,13 @@ def rollback(box, name):
                               request_id="1")
 
 
+@retried("Fork")
+def fork(box, name):
+    _, first, _ = with_turn(box, name)
+    return pb.ForkRequest(session_id=name, checkpoint_id=first.id, new_session_id=name + ".fork",
+                          request_id="1")
+
+
 @retried("CloseSession")
 def close_session(box, name):
     with_turn(box, name)
@@ -231,7 +238,7 @@ def get_session(box, name):
 
 
 # Calls of later versions: the day one is served, it needs an entry.
-LATER = {"Fork", "Compact", "Pin", "Touch", "GetUsage"}
+LATER = {"Compact", "Pin", "Touch", "GetUsage"}
 
 
 @case

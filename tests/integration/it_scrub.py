@@ -650,6 +650,34 @@ def quarantined_places_are_released():
 
 
 @case
+def passes_begin_by_themselves():
+    box = Box("synthetic", {**FLAGS, "scrub.every": "1s", "scrub.rate": "64MiB"}).start()
+    prompts = stored(box, 4)
+    used = box.tier("ssd").items_used
+    end = time.monotonic() + 20
+    while scrub(box).passes < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    got = scrub(box)
+    check(got.passes >= 2, f"passes that nobody asked for: {got.passes}")
+    equal((got.pages, got.damaged, got.rate_bytes), (used, 0, 64 << 20), "each of all of it")
+    equal(box.log().count("event=scrub_started by=schedule"), scrub(box).passes, "each is told")
+    box.stop()
+    damage_some(State(box.state), 2)
+    box.start()
+    end = time.monotonic() + 20
+    while scrub(box).passes < 1 and time.monotonic() < end:
+        time.sleep(0.05)
+    equal(scrub(box).quarantined_pages, 2, "damage that nobody asked for is found")
+    check(len(prompts) == 4 and box.is_up(), "the daemon is up")
+    box.stop()
+    box.flags["scrub.every"] = "0"
+    box.start()
+    time.sleep(1.5)
+    equal((scrub(box).running, scrub(box).passes), (False, 0), "0: none")
+    box.stop()
+
+
+@case
 def a_place_that_a_record_names_is_not_released():
     """A Lookup finds damage and drops nothing: the place is out of use, and still in a record."""
     box = Box("synthetic", FLAGS).start()

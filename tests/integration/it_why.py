@@ -295,6 +295,75 @@ def deleted():
 
 
 @case
+def rolled_back():
+    """What a Rollback without keep took, by position and by id."""
+    box = Box("synthetic").start()
+    talk, prompt = Talk(box.client(), "s"), tokens(900)
+    for end in (200, 500, 900):
+        patiently(talk.prefill, prompt[:end], level=pb.LEVEL_SSD)
+    ids = [c.id for c in talk.get().checkpoints]
+    talk.rollback(ids[0], keep=False)
+
+    def look(talk, what):
+        got = talk.lookup(prompt)
+        equal((got.stored_tokens, got.removed.cause), (200, "ROLLED_BACK"), what)
+        equal((getattr(got.removed, "from"), got.removed.to, got.removed.checkpoints),
+              (200, 900, 2), f"{what}: positions")
+        said(box, "s", 200, "ROLLED_BACK", what)
+        said(box, "s", 899, "ROLLED_BACK", what)
+        said(box, "s", 900, "NEVER_STORED", what)
+        check(ask(box, "s", 199).stored, f"{what}: what is left")
+        for one in ids[1:]:
+            expect(talk.call.Rollback, pb.RollbackRequest(session_id="s", checkpoint_id=one),
+                   code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="ROLLED_BACK")
+            expect(talk.call.WaitDurable, pb.WaitDurableRequest(
+                session_id="s", checkpoint_id=one, level=pb.LEVEL_SSD),
+                   code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="ROLLED_BACK")
+        expect(talk.call.Rollback, pb.RollbackRequest(session_id="s", position=500,
+                                                      digest=bytes(32)),
+               code="NOT_FOUND", reason="CHECKPOINT_NOT_FOUND", value="ROLLED_BACK")
+    ways(box, look, "s")
+    state = verified(box)
+    equal(history(state, "alice/s"), [("ROLLED_BACK", False, 200, 900, 2, 0)], "on disk")
+
+
+@case
+def of_forks():
+    """Sessions that share a tree share what is known of it; the one that left says so."""
+    box = Box("synthetic").start()
+    talk, prompt = Talk(box.client(), "s", ttl_ms=10 * MINUTE_MS), tokens(600)
+    patiently(talk.prefill, prompt[:200], level=pb.LEVEL_SSD)
+    at = talk.get().head_checkpoint_id
+    patiently(talk.prefill, prompt, level=pb.LEVEL_SSD)
+    talk.call.Fork(pb.ForkRequest(session_id="s", checkpoint_id=at, new_session_id="f",
+                                  ttl_ms=60 * MINUTE_MS))
+    fork = Talk.__new__(Talk)
+    fork.call, fork.name = talk.call, "f"
+    box.advance(8 * MINUTE_MS)
+    patiently(fork.prefill, prompt[:200] + tokens(90), level=pb.LEVEL_SSD)
+    box.advance(5 * MINUTE_MS)
+    for how in (None, box.restart, box.crash):
+        if how:
+            how()
+            talk.call = fork.call = box.client().session
+        got = talk.lookup(prompt)
+        equal((got.stored_tokens, got.removed.cause), (200, "EXPIRED"), f"{how}: of the first one")
+        said(box, "s", 599, "EXPIRED", f"{how}", limit=10 * MINUTE_MS)
+        equal([r.cause for r in fork.get().removals], ["EXPIRED"], f"{how}: the fork's list")
+        check(ask(box, "f", 199).stored, f"{how}: what the fork needs is there")
+    delete = talk.call.DeleteSession(pb.DeleteSessionRequest(session_id="s"))
+    check(delete.deleted, "the first one leaves")
+    box.crash()
+    fork.call = box.client().session
+    equal(ask(box, "s", 10).reason, "DELETED", "it says so")
+    check(ask(box, "f", 199).stored, "and the fork is there")
+    equal([r.cause for r in fork.get().removals], ["EXPIRED"], "with what was removed")
+    fork.call.DeleteSession(pb.DeleteSessionRequest(session_id="f"))
+    state = verified(box)
+    equal([k for k in state.records if k[:1] == b"T"], [], "no record of the tree is left")
+
+
+@case
 def many_deleted():
     """The last 1,024 are known; older ones are as if they never were."""
     box = Box("synthetic").start()

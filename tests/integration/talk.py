@@ -232,6 +232,7 @@ class Talk:
         return self.call.GetSession(pb.GetSessionRequest(session_id=self.name))
 
     def rollback(self, checkpoint, **fields):
+        fields.setdefault("keep", True)
         return self.call.Rollback(pb.RollbackRequest(
             session_id=self.name, checkpoint_id=checkpoint, **fields))
 

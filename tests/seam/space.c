@@ -64,14 +64,14 @@ static kv_status charges(struct count *count)
     for (uint32_t s = 0; s < CONTENT_SESSIONS; s++) {
         const struct kv_session_id id = content_session(s);
         const struct kv_session *session = kv_index_session_find(index, &id);
-        if (session == NULL || session->load != KV_LOAD_DONE) continue;
+        if (session == NULL || session->tree->load != KV_LOAD_DONE) continue;
         if (session->pages != count->sessions[s])
             return differ(count, "pages of a session", session->pages, count->sessions[s]);
     }
     uint64_t of_sessions = 0, of_users = 0;
     uint32_t bucket = 0, users = 0;
-    struct kv_session *at = NULL;
-    while ((at = kv_index_session_next(index, &bucket, at)) != NULL)
+    const struct kv_session_entry *at = NULL;
+    while ((at = kv_index_entry_next(index, &bucket, at)) != NULL)
         of_sessions += at->pages;
     for (uint32_t s = 0; s < CONTENT_SESSIONS; s++) {
         const struct kv_user_id id = content_user(s);

@@ -393,7 +393,7 @@ static void step(struct work *work)
     } else if (what < 28 && head != NULL) {
         drop_start(work, s, session, head);
     } else if (head != NULL && (what < 36 || tokens > CONTENT_TOKENS_MAX)) {
-        drop_start(work, s, session, session->roots);
+        drop_start(work, s, session, session->tree->roots);
     } else if (head != NULL && what < 48) {
         move_start(work, s, head);
     } else if (!is_used(work, s, tokens)) {

@@ -116,7 +116,7 @@ struct kv_session *world_session(struct world *world, uint32_t session)
     found = kv_index_session_add(index, &id, user, content_session_name(session), "");
     assert(found != NULL);
     found->ttl_ms = KV_TTL_MS_MAX;
-    found->load = KV_LOAD_DONE;
+    found->tree->load = KV_LOAD_DONE;
     return found;
 }
 
@@ -129,7 +129,7 @@ static void loaded(void *context, struct kv_session *session, kv_status status)
 bool world_load(struct world *world, struct kv_session *session)
 {
     kv_status status = KV_STATUS_COUNT; /* Not yet. */
-    if (session->load == KV_LOAD_DONE) return true;
+    if (session->tree->load == KV_LOAD_DONE) return true;
     kv_store_load_start(world->store, session, loaded, &status);
     for (uint32_t i = 0; i < TURNS_MAX && status == KV_STATUS_COUNT; i++)
         world_turn(world);

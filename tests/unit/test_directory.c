@@ -121,8 +121,8 @@ static void test_other_versions(void)
     EXPECT(kv_directory_read(&disk, dir, &got, &damaged, &err) == KV_OK);
     put_changed(12, 2);
     refused(&want, KV_INVALID, "layout version 2, this build reads version 1", "newer build");
-    put_changed(48, 0x11);
-    refused(&want, KV_INVALID, "features 0x11", "another state.dir");
+    put_changed(48, 0x80000001);
+    refused(&want, KV_INVALID, "features 0x80000001", "another state.dir");
     put_changed(12, 1);
 
     /* As made before version 1: no superblock, but a manifest or segments. */

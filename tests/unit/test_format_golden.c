@@ -513,7 +513,7 @@ static void test_store_reads_it(const char *dir, bool again)
         const struct kv_session_id id = kv_session_id_of(&nodes[i].user->id, nodes[i].session);
         struct kv_session *session = kv_index_session_find(world.store->index, &id);
         EXPECT(session != NULL);
-        if (session->load == KV_LOAD_NONE) {
+        if (session->tree->load == KV_LOAD_NONE) {
             kv_store_load_start(world.store, session, load_done, NULL);
             wait_done();
         }

@@ -23,9 +23,9 @@ static uint32_t calls;
 /* In place of those of the store (--wrap). */
 void __real_kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
 void __wrap_kv_ssd_free(struct kv_ssd *ssd, uint32_t page);
-void __real_kv_index_session_pages(struct kv_index *index, struct kv_session *session,
+void __real_kv_index_session_pages(struct kv_index *index, struct kv_session_entry *entry,
                                    uint32_t pages);
-void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session *session,
+void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session_entry *entry,
                                    uint32_t pages);
 
 void __wrap_kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
@@ -34,12 +34,12 @@ void __wrap_kv_ssd_free(struct kv_ssd *ssd, uint32_t page)
     __real_kv_ssd_free(ssd, page);
 }
 
-/* Calls from the store, not those inside the index: what an unloaded tree holds. */
-void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session *session,
+/* What a session holds. */
+void __wrap_kv_index_session_pages(struct kv_index *index, struct kv_session_entry *entry,
                                    uint32_t pages)
 {
-    if (bug == BUG_LOST_CHARGE && pages > 0) session->user->pages++;
-    __real_kv_index_session_pages(index, session, pages);
+    if (bug == BUG_LOST_CHARGE && pages > 0) entry->user->pages++;
+    __real_kv_index_session_pages(index, entry, pages);
 }
 
 static struct work *run(uint64_t seed)

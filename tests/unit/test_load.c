@@ -46,7 +46,7 @@ static void rig_init(struct rig *rig)
         EXPECT(world_load(&rig->world, rig->session));
         rig->nodes = rig->session->node_count;
         if (rig->nodes == 0) continue;
-        const struct kv_node *first = rig->session->roots;
+        const struct kv_node *first = rig->session->tree->roots;
         rig->page = *kv_index_page(rig->world.store->index, first->pages[0]);
     }
     EXPECT(rig->nodes > 0);
@@ -95,7 +95,7 @@ static void test_moved_meanwhile(void)
     EXPECT_EQ_U32(rig.session->node_count, rig.nodes);
     EXPECT_EQ_U32(rig.session->recorded_nodes, rig.nodes);
     EXPECT_EQ_U64(store->counters.missing_pages, 0);
-    const uint32_t first = rig.session->roots->pages[0];
+    const uint32_t first = rig.session->tree->roots->pages[0];
     EXPECT_EQ_U32(kv_index_page(store->index, first)->ssd_page, place);
     EXPECT_EQ_U64(world_page_records(&rig.world, &astray),
                   kv_ssd_usage(store->ssd).bytes_used / rig.world.layout.page_bytes);

@@ -357,6 +357,7 @@ static void test_node_smallest_and_largest(void)
     record.page_count = pages;
     record.page_uids = uids;
     record.kernels = UINT64_MAX;
+    record.has_maker = true;
     record.replay_count = KV_REPLAYS_MAX;
     for (uint32_t i = 0; i < KV_REPLAYS_MAX; i++)
         record.replays[i] = 1000 * (i + 1);

@@ -119,7 +119,7 @@ static void test_pages_go_with_their_last_edge(void)
     EXPECT(session->head == a); /* The head falls back. */
     kv_index_node_remove(index, a);
     EXPECT_EQ_U32(freed.count, 1);
-    EXPECT(freed.last == shared && session->head == NULL && session->roots == NULL);
+    EXPECT(freed.last == shared && session->head == NULL && session->tree->roots == NULL);
     EXPECT_EQ_U32(kv_index_page_add(index, session), shared); /* Entries are used again. */
     kv_index_destroy(index);
 }
@@ -149,7 +149,7 @@ static void test_sessions_take_from_the_budget(void)
     struct kv_index *index = make(bytes);
     struct kv_session *first = add_session(index, "u", "s");
     const uint64_t each = kv_index_usage(index).bytes_sessions;
-    EXPECT(each > sizeof(struct kv_session) && each < 1000);
+    EXPECT(each > sizeof(struct kv_session) && each < 1000); /* It is open. */
     const uint32_t half = 32, quarter = 16;
     EXPECT(kv_index_has_room(index, half - 1, 0));
     EXPECT(!kv_index_has_room(index, half + 1, 0)); /* Of one kind at most half. */
@@ -193,6 +193,129 @@ static void test_use_keeps_ancestors(void)
     kv_index_destroy(index);
 }
 
+/* What nobody uses is an entry of 96 B; opened again it is the same session. */
+static void test_sessions_at_rest_are_entries(void)
+{
+    struct kv_index *index = make(1u << 20);
+    struct kv_session *session = add_session(index, "u", "s");
+    const struct kv_session_id id = session->id;
+    session->tree->load = KV_LOAD_DONE;
+    session->used_ms = 7;
+    session->epoch = 3;
+    session->fell_back = true;
+    const uint64_t open_bytes = kv_index_usage(index).bytes_sessions;
+    session->flows = 1;
+    kv_index_close_idle(index, 8, 0);
+    EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 1); /* In use. */
+    session->flows = 0;
+    session->sweep_after_ms = 10;
+    kv_index_close_idle(index, 8, 9);
+    EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 1); /* It is not to be swept again yet. */
+    kv_index_close_idle(index, 8, 10);
+    EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 0);
+    EXPECT_EQ_U64(kv_index_usage(index).bytes_entries, 96);
+    EXPECT(kv_index_usage(index).bytes_sessions < open_bytes - sizeof(struct kv_session) + 96);
+    const struct kv_session_entry *entry = kv_index_entry_find(index, &id);
+    struct kv_session shape;
+    EXPECT(entry != NULL && !entry->is_open && entry->tree == NULL);
+    EXPECT(kv_index_look(entry, &shape) == &shape && shape.used_ms == 7 && shape.live == NULL);
+    EXPECT(kv_id_equal(kv_index_tree_id(entry)->bytes, id.bytes));
+    session = kv_index_session_find(index, &id);
+    EXPECT(session != NULL && session->epoch == 3 && session->fell_back && !session->has_details);
+    EXPECT(session->tree->load == KV_LOAD_NONE && session->tree->session_count == 1);
+    EXPECT(kv_index_session_detail(index, session, "s", ""));
+    EXPECT_EQ_U64(kv_index_usage(index).bytes_sessions, open_bytes);
+    kv_index_session_remove(index, session);
+    EXPECT(kv_index_entry_find(index, &id) == NULL);
+    kv_index_destroy(index);
+}
+
+static struct kv_session *add_fork(struct kv_index *index, struct kv_session *of, const char *name)
+{
+    const struct kv_session_id id = kv_session_id_of(&of->user->id, name);
+    return kv_index_session_fork(index, of, &id, name, of->name);
+}
+
+/* 0 -a-> 100 made by s, which stands there; f below it at 200. */
+static void test_heads_share_a_tree(void)
+{
+    struct kv_index *index = make(1u << 20);
+    struct kv_session *s = add_session(index, "u", "s");
+    struct kv_session *f = add_fork(index, s, "f");
+    const struct kv_session_id tree_id = s->tree->id, f_id = f->id;
+    s->ttl_ms = 10;
+    f->ttl_ms = 100;
+    const uint32_t first = add_page(index, s, 0, 100), second = add_page(index, f, 128, 72);
+    const uint32_t edge[] = {first, second};
+    struct kv_node *a = kv_index_node_add(index, s, NULL, 100, edge, 1);
+    struct kv_node *b = kv_index_node_add(index, f, a, 200, edge, 2);
+    kv_index_page_unref(index, first);
+    kv_index_page_unref(index, second);
+    kv_index_node_recorded(a);
+    kv_index_node_recorded(b);
+    s->head = a;
+    f->head = b;
+    s->tree->load = KV_LOAD_DONE;
+    EXPECT(s->tree == f->tree && s->tree->session_count == 2);
+    EXPECT(s->node_count == 1 && f->node_count == 1 && s->pages == 1 && f->pages == 1);
+    EXPECT(kv_index_stands(a, s) == f && kv_index_stands(b, f) == NULL);
+    EXPECT_EQ_U64(kv_index_ttl_ms(a), 100); /* The fork stands below it. */
+    kv_index_renew(b, 1000);
+    EXPECT(!kv_index_expired(a, 1100) && kv_index_expired(a, 1101));
+    kv_index_close_idle(index, 8, 0);
+    EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 2); /* Its tree is in memory. */
+
+    /* The maker leaves: what is left is the fork's, under the id of a session that is gone. */
+    const uint64_t removals = s->tree->removals;
+    kv_index_node_give(index, a, f);
+    EXPECT(a->session == f && f->node_count == 2 && f->recorded_nodes == 2 && f->pages == 2);
+    EXPECT(s->node_count == 0 && s->recorded_nodes == 0 && s->pages == 0);
+    kv_index_session_remove(index, s);
+    EXPECT(kv_id_equal(f->tree->id.bytes, tree_id.bytes) && f->tree->removals == removals);
+    EXPECT(kv_index_tree_session(index, &tree_id) == f);
+    EXPECT(kv_index_tree_session(index, &f_id) == NULL); /* It has no tree of that id. */
+    struct kv_session *again = add_session(index, "u", "s");
+    EXPECT(again->tree != f->tree && !kv_id_equal(again->tree->id.bytes, tree_id.bytes));
+    kv_index_node_remove(index, b);
+    EXPECT(f->head == a && f->tree->removals == removals + 1);
+    kv_index_node_remove(index, a);
+    f->tree->load = KV_LOAD_NONE;
+    kv_index_close_idle(index, 8, 0);
+    const struct kv_session_entry *entry = kv_index_entry_find(index, &f_id);
+    EXPECT(entry != NULL && !entry->is_open &&
+           entry->tree != NULL); /* Its id does not lead there. */
+    f = kv_index_session_find(index, &f_id);
+    EXPECT(f != NULL && kv_id_equal(f->tree->id.bytes, tree_id.bytes));
+    kv_index_session_remove(index, f);
+    EXPECT(kv_index_tree_entry(index, &tree_id) == NULL);
+    kv_index_destroy(index);
+}
+
+/* As a start reads them: the fork before or after the session whose tree it is in. */
+static void test_entries_find_their_tree(void)
+{
+    const struct kv_user_id user_id = kv_user_id_of("u");
+    const struct kv_session_id s = kv_session_id_of(&user_id, "s"),
+                               f = kv_session_id_of(&user_id, "f");
+    for (int order = 0; order < 2; order++) {
+        struct kv_index *index = make(1u << 20);
+        struct kv_user *user = kv_index_user_add(index, &user_id, NULL);
+        for (int i = 0; i < 2; i++) {
+            const bool is_fork = i == order;
+            EXPECT(kv_index_entry_add(index, is_fork ? &f : &s, user, is_fork ? &s : NULL) != NULL);
+        }
+        const struct kv_session_entry *entry = kv_index_entry_find(index, &s);
+        EXPECT(entry->tree != NULL && entry->tree == kv_index_entry_find(index, &f)->tree);
+        EXPECT_EQ_U32(entry->tree->session_count, 2);
+        EXPECT(kv_index_tree_open(index, entry->tree));
+        EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 2);
+        kv_index_close_idle(index, 8, 0);
+        EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 0);
+        EXPECT_EQ_U32(kv_index_entry_find(index, &f)->tree->session_count, 2);
+        kv_index_destroy(index);
+    }
+}
+
 int main(void)
 {
     test_names_do_not_collide();
@@ -201,5 +324,8 @@ int main(void)
     test_limits_are_answers();
     test_sessions_take_from_the_budget();
     test_use_keeps_ancestors();
+    test_sessions_at_rest_are_entries();
+    test_heads_share_a_tree();
+    test_entries_find_their_tree();
     HARNESS_END();
 }

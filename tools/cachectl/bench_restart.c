@@ -367,9 +367,11 @@ static int report(struct restart *own)
                  "< %.0f %s\n",
                  ready, READY_MS_TARGET, ready_met ? "met" : "missed", hit, HIT_MS_TARGET,
                  hit_met ? "met" : "missed");
-    (void)printf("recovered %" PRIu64 ", dropped %" PRIu64 "; index.ram is %s; files of records in "
-                 "the page cache, pages of rows read from the device\n",
-                 last->recovered, last->dropped, own->index_ram);
+    (void)printf("recovered %" PRIu64 ", dropped %" PRIu64 "; index.ram is %s; the index takes "
+                 "%.0f B a session; files of records in the page cache, pages of rows read from "
+                 "the device\n",
+                 last->recovered, last->dropped, own->index_ram,
+                 (double)last->index_bytes / (double)KV_MAX(last->sessions, 1u));
     return CLIENT_EXIT_OK;
 }
 

@@ -306,7 +306,7 @@ bool bench_history_init(struct bench_history *history, struct bench_ssd *own, ui
     const struct kv_digest root = kv_digest_root(&own->model, own->user->salt);
     kv_match_chain(&root, history->ids, token_max, history->chain);
     history->session->ttl_ms = KV_TTL_MS_MAX;
-    history->session->load = KV_LOAD_DONE;
+    history->session->tree->load = KV_LOAD_DONE;
     if (take_slots(history, number)) return true;
     ctl_error("no room in memory for the pages of a save");
     return false;
@@ -352,8 +352,8 @@ void bench_history_drop(struct bench_history *history)
     struct kv_session *session = history->session;
     session->head = NULL;
     session->has_head = false;
-    while (session->roots != NULL)
-        kv_store_drop_node(history->own->store, session->roots, KV_REASON_DELETED);
+    while (session->tree->roots != NULL)
+        kv_store_drop_node(history->own->store, session->tree->roots, KV_REASON_DELETED);
 }
 
 static void save_end(struct bench_history *history, kv_status status)

@@ -40,6 +40,7 @@ const struct command *const commands[] = {
     &command_doctor,
     &command_session_list,
     &command_session_show,
+    &command_session_fork,
     &command_session_delete,
     &command_user_erase,
     &command_why,

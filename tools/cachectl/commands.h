@@ -8,6 +8,7 @@ extern const struct command command_status;
 extern const struct command command_doctor;
 extern const struct command command_session_list;
 extern const struct command command_session_show;
+extern const struct command command_session_fork;
 extern const struct command command_session_delete;
 extern const struct command command_user_erase;
 extern const struct command command_why;

@@ -1,14 +1,11 @@
 /*
  * `cachectl session list` and `cachectl session show`: what the caller's sessions hold.
- *
- * The checkpoints of a session are a tree.  It is drawn in plain ASCII, oldest first: a line of
- * only children stays in one column, so a session of 300 turns is 300 short lines; side branches
- * are indented.
  */
 
 #include "kvstore/base/bytes.h"
 #include "tools/cachectl/commands.h"
 #include "tools/cachectl/out.h"
+#include "tools/cachectl/session_tree.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -32,7 +29,7 @@ static const char *kind_name(Cached__Session__V1__SessionKind kind)
     }
 }
 
-static const char *checkpoint_kind_name(Cached__Session__V1__CheckpointKind kind)
+const char *checkpoint_kind_name(Cached__Session__V1__CheckpointKind kind)
 {
     switch (kind) {
     case CACHED__SESSION__V1__CHECKPOINT_KIND__CHECKPOINT_KIND_PREFILL_END:
@@ -48,7 +45,7 @@ static const char *checkpoint_kind_name(Cached__Session__V1__CheckpointKind kind
     }
 }
 
-static const char *level_name(Cached__Session__V1__Level level)
+const char *level_name(Cached__Session__V1__Level level)
 {
     switch (level) {
     case CACHED__SESSION__V1__LEVEL__LEVEL_ACCEPTED:
@@ -171,99 +168,9 @@ static void print_checkpoints(const struct ctl *ctl, const session_answer *answe
     out_table_print(ctl, &table);
 }
 
-/* The tree.  Relatives are found by comparing ids: a session has a few hundred checkpoints. */
-struct tree {
-    const session_answer *answer;
-    bool *on_head_path; /* One per checkpoint: at or above the head. */
-    char bars[64];      /* Two per open column. */
-};
-
-static bool same_id(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
-{
-    return a->len > 0 && a->len == b->len && memcmp(a->data, b->data, a->len) == 0;
-}
-
-/* SIZE_MAX: not listed (any more). */
-static size_t find(const session_answer *answer, const ProtobufCBinaryData *id)
-{
-    for (size_t i = 0; i < answer->n_checkpoints; i++) {
-        if (same_id(&answer->checkpoints[i]->id, id)) return i;
-    }
-    return SIZE_MAX;
-}
-
-static void print_node(const struct tree *tree, size_t column, size_t index)
-{
-    const checkpoint_info *node = tree->answer->checkpoints[index];
-    char id[OUT_TEXT_BYTES];
-
-    (void)printf("%.*s* %u  %s  %s%s%s\n", (int)column * 2, tree->bars, node->position,
-                 checkpoint_kind_name(node->kind),
-                 out_hex(id, node->id.data, KV_MIN(node->id.len, 4)),
-                 node->window_level == CACHED__SESSION__V1__LEVEL__LEVEL_RAM ? "  window" : "",
-                 same_id(&tree->answer->head_checkpoint_id, &node->id) ? "  <- head" : "");
-}
-
-static bool is_child(const session_answer *answer, size_t child, size_t parent)
-{
-    const ProtobufCBinaryData *id = &answer->checkpoints[child]->parent_id;
-    if (parent == SIZE_MAX) return find(answer, id) == SIZE_MAX;
-    return same_id(id, &answer->checkpoints[parent]->id);
-}
-
-/* The child that stays in its parent's column: the one towards the head, else the last listed. */
-static size_t main_child(const struct tree *tree, size_t parent)
-{
-    size_t found = SIZE_MAX;
-
-    for (size_t i = 0; i < tree->answer->n_checkpoints; i++) {
-        if (!is_child(tree->answer, i, parent)) continue;
-        found = i;
-        if (tree->on_head_path[i]) break;
-    }
-    return found;
-}
-
-/* Draws what hangs below `parent` (SIZE_MAX: the start) in `column`.  Recursion is one level a side
- * branch, and bounded: branches that would not fit on the screen are left out. */
-static void print_below(struct tree *tree, size_t column, size_t parent)
-{
-    const session_answer *answer = tree->answer;
-
-    for (;;) {
-        const size_t last = main_child(tree, parent);
-        if (last == SIZE_MAX) return;
-        for (size_t i = 0; i < answer->n_checkpoints; i++) {
-            if (i == last || !is_child(answer, i, parent)) continue;
-            if ((column + 1) * 2 >= sizeof(tree->bars)) continue;
-            (void)printf("%.*s|\\\n", (int)column * 2, tree->bars);
-            memcpy(tree->bars + 2 * column, "| ", 2);
-            print_node(tree, column + 1, i);
-            print_below(tree, column + 1, i);
-        }
-        print_node(tree, column, last);
-        parent = last;
-    }
-}
-
-static void print_tree(const session_answer *answer)
-{
-    struct tree tree = {.answer = answer};
-
-    tree.on_head_path = calloc(answer->n_checkpoints, sizeof(bool));
-    if (!tree.on_head_path) return;
-    for (size_t at = find(answer, &answer->head_checkpoint_id);
-         at != SIZE_MAX && !tree.on_head_path[at];
-         at = find(answer, &answer->checkpoints[at]->parent_id))
-        tree.on_head_path[at] = true;
-    (void)printf("\n* 0\n");
-    print_below(&tree, 0, SIZE_MAX);
-    free(tree.on_head_path);
-}
-
 static int print_show_json(const session_answer *answer)
 {
-    json_t *checkpoints = json_array();
+    json_t *checkpoints = json_array(), *heads = json_array();
     char id[OUT_TEXT_BYTES], parent[OUT_TEXT_BYTES];
 
     for (size_t i = 0; i < answer->n_checkpoints; i++) {
@@ -272,22 +179,30 @@ static int print_show_json(const session_answer *answer)
         (void)out_hex(parent, c->parent_id.data, KV_MIN(c->parent_id.len, 8));
         (void)json_array_append_new(
             checkpoints,
-            json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:I}", "id", id,
+            json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "id", id,
                       "parent_id", parent, "position", (json_int_t)c->position, "kind",
                       checkpoint_kind_name(c->kind), "rows_level", level_name(c->rows_level),
                       "window_level", level_name(c->window_level), "rows_expire_ms",
                       (json_int_t)c->rows_expire_ms, "window_expire_ms",
                       (json_int_t)c->window_expire_ms, "bytes", (json_int_t)c->bytes, "age_ms",
                       (json_int_t)c->age_ms, "approximate", c->approximate, "approx_from",
-                      (json_int_t)c->approx_from));
+                      (json_int_t)c->approx_from, "session_id",
+                      c->session_id[0] ? c->session_id : answer->session->session_id));
+    }
+    for (size_t i = 0; i < answer->n_heads; i++) {
+        const Cached__Session__V1__TreeHead *head = answer->heads[i];
+        (void)out_hex(id, head->checkpoint_id.data, KV_MIN(head->checkpoint_id.len, 8));
+        (void)json_array_append_new(heads, json_pack("{s:s, s:s, s:I}", "session_id",
+                                                     head->session_id, "checkpoint_id", id,
+                                                     "position", (json_int_t)head->position));
     }
     (void)out_hex(id, answer->head_checkpoint_id.data, KV_MIN(answer->head_checkpoint_id.len, 8));
-    return out_json_take(json_pack("{s:o, s:s, s:I, s:o}", "session", session_json(answer->session),
-                                   "head_checkpoint_id", id, "epoch", (json_int_t)answer->epoch,
-                                   "checkpoints", checkpoints));
+    return out_json_take(json_pack(
+        "{s:o, s:s, s:I, s:o, s:o}", "session", session_json(answer->session), "head_checkpoint_id",
+        id, "epoch", (json_int_t)answer->epoch, "checkpoints", checkpoints, "heads", heads));
 }
 
-static void print_show(const struct ctl *ctl, const session_answer *answer)
+static void print_show(const struct ctl *ctl, const session_answer *answer, bool tree_only)
 {
     const session_info *s = answer->session;
     char idle[OUT_TEXT_BYTES], age[OUT_TEXT_BYTES];
@@ -298,8 +213,8 @@ static void print_show(const struct ctl *ctl, const session_answer *answer)
                  s->live ? "live" : "not live", answer->epoch);
     (void)printf("used      %s ago, opened %s ago\n\n", out_duration(idle, s->idle_ms),
                  out_duration(age, s->age_ms));
-    print_checkpoints(ctl, answer);
-    if (answer->n_checkpoints > 0) print_tree(answer);
+    if (!tree_only) print_checkpoints(ctl, answer);
+    if (answer->n_checkpoints > 0) session_tree_print(answer, tree_only);
 }
 
 static int run_show(struct ctl *ctl, const struct command *command, int argc, char **argv)
@@ -308,9 +223,13 @@ static int run_show(struct ctl *ctl, const struct command *command, int argc, ch
     session_answer *answer = NULL;
     struct client_failure failure;
     struct client *client = NULL;
+    bool tree_only = false;
     int code = 0;
+    const struct arg args[] = {
+        {"--tree", ARG_FLAG, NULL, "the tree only, with what each checkpoint holds", &tree_only},
+    };
 
-    if (ctl_parse(ctl, command, NULL, 0, argc, argv, &code) < 0) return code;
+    if (ctl_parse(ctl, command, args, KV_ARRAY_COUNT(args), argc, argv, &code) < 0) return code;
     code = ctl_connect(ctl, &client);
     if (code != 0) return code;
     request.session_id = argv[0];
@@ -324,7 +243,7 @@ static int run_show(struct ctl *ctl, const struct command *command, int argc, ch
     } else if (ctl->json) {
         code = print_show_json(answer);
     } else {
-        print_show(ctl, answer);
+        print_show(ctl, answer, tree_only);
     }
     client_free(answer);
     client_destroy(client);
@@ -344,7 +263,10 @@ const struct command command_session_show = {
     .arguments = "SESSION",
     .summary = "one session, its checkpoints and their tree",
     .details = "In the tree a line of only children stays in one column; side branches, from\n"
-               "rollbacks and edited prompts, are indented.",
+               "rollbacks, edited prompts and forks, are indented.  With --tree a line says what\n"
+               "a checkpoint adds: tokens, bytes, where its rows are (SSD, or RAM until they are\n"
+               "saved) and whether its window is in memory, its age, and how long it lives if\n"
+               "nobody uses it; and which session made it, if another one did.",
     .example = "cachectl session show chat-1",
     .arguments_min = 1,
     .arguments_max = 1,

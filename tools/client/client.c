@@ -63,6 +63,7 @@ static const struct method methods[CLIENT_METHOD_COUNT] = {
     [CLIENT_CHECKPOINT] = SESSION_METHOD("Checkpoint", checkpoint),
     [CLIENT_WAIT_DURABLE] = SESSION_METHOD("WaitDurable", wait_durable),
     [CLIENT_ROLLBACK] = SESSION_METHOD("Rollback", rollback),
+    [CLIENT_FORK] = SESSION_METHOD("Fork", fork),
     [CLIENT_CLOSE_SESSION] = SESSION_METHOD("CloseSession", close_session),
     [CLIENT_LIST_SESSIONS] = SESSION_METHOD("ListSessions", list_sessions),
     [CLIENT_GET_SESSION] = SESSION_METHOD("GetSession", get_session),

@@ -57,6 +57,11 @@ struct dump_session {
     uint32_t found; /* Checkpoints that are there. */
     bool has_head;
     uint8_t kind;
+    bool has_tree; /* Another one than that of its own id: */
+    struct kv_session_id tree;
+    bool has_origin; /* It is a fork, of this checkpoint. */
+    struct kv_checkpoint_id origin;
+    uint32_t origin_tokens;
 };
 
 struct dump_counts {
@@ -90,6 +95,7 @@ struct dump {
     uint32_t user_count, user_capacity;
     struct dump_session *sessions; /* By id. */
     uint32_t session_count, session_capacity;
+    uint32_t forked_count; /* Of them, with a head in another tree than that of their id. */
     struct kv_record_quarantine *quarantined; /* By page. */
     uint32_t quarantined_count, quarantined_capacity;
     uint32_t deleted_count; /* Sessions that are gone and say so. */
@@ -108,6 +114,9 @@ int dump_open(struct dump *dump, const char *dir, FILE *damage_out);
 void dump_close(struct dump *dump);
 
 struct dump_session *dump_session_find(const struct dump *dump, const struct kv_session_id *id);
+/* The first of those that have a head in the tree, then each next one (after NULL: the first). */
+struct dump_session *dump_head_next(const struct dump *dump, const struct kv_session_id *tree,
+                                    const struct dump_session *after);
 /* USER/SESSION, fit to be printed. */
 void dump_label(const struct dump_session *session, char label[DUMP_LABEL_BYTES]);
 void dump_hex(const uint8_t *bytes, uint32_t count, char *text); /* 2 x count + 1 characters. */
@@ -162,7 +171,7 @@ struct dump_name {
 
 struct dump_tree {
     struct kv_session_id id;
-    const struct dump_session *session; /* NULL: it has no record. */
+    const struct dump_session *session; /* With a head in it; NULL: none has a record. */
     struct dump_node *nodes;            /* By position. */
     struct dump_name *names;            /* Of nodes, by id. */
     uint32_t node_count, node_capacity;

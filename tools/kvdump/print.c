@@ -78,14 +78,17 @@ static json_t *session_json(const struct dump_session *session)
 {
     char label[DUMP_LABEL_BYTES];
     dump_label(session, label);
-    json_t *json =
-        json_pack("{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:I}", "session", label, "id",
-                  json_hex(session->id.bytes, 16), "kind", session_kind_name(session->kind),
-                  "parent", session->parent_name, "created_ms", (json_int_t)session->created_ms,
-                  "used_ms", (json_int_t)session->used_ms, "ttl_ms", (json_int_t)session->ttl_ms,
-                  "head_position", (json_int_t)session->head_tokens, "head",
-                  session->has_head ? json_hex(session->head.bytes, 16) : json_null(),
-                  "checkpoints_recorded", (json_int_t)session->checkpoints);
+    json_t *json = json_pack(
+        "{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:o, s:I}", "session", label, "id",
+        json_hex(session->id.bytes, 16), "kind", session_kind_name(session->kind), "parent",
+        session->parent_name, "created_ms", (json_int_t)session->created_ms, "used_ms",
+        (json_int_t)session->used_ms, "ttl_ms", (json_int_t)session->ttl_ms, "head_position",
+        (json_int_t)session->head_tokens, "head",
+        session->has_head ? json_hex(session->head.bytes, 16) : json_null(), "checkpoints_recorded",
+        (json_int_t)session->checkpoints, "tree",
+        session->has_tree ? json_hex(session->tree.bytes, 16) : json_null(), "forked_from",
+        session->has_origin ? json_hex(session->origin.bytes, 16) : json_null(), "forked_at",
+        (json_int_t)session->origin_tokens);
     return json;
 }
 
@@ -304,7 +307,7 @@ static kv_status list_sessions(struct dump *dump, const char *name, json_t *list
         json_t *json = session_json(&dump->sessions[i]);
         if (json == NULL || json_array_append_new(list, json) != 0)
             return KV_FAIL(err, KV_NOMEM, "list session %s: no memory", name);
-        const kv_status status = dump_trees(dump, &dump->sessions[i].id, list_tree, json, err);
+        const kv_status status = dump_trees(dump, &dump->sessions[i].tree, list_tree, json, err);
         if (status != KV_OK) return status;
     }
     return KV_OK;

@@ -57,10 +57,31 @@ const char *dump_segment_state(const struct dump_segment *segment)
     return segment->state == KV_SEGMENT_SEALED ? "sealed" : "open";
 }
 
+/* Its maker left the tree, and should have left it to another session. */
+static void dump_orphan(struct dump *dump, const struct dump_tree *tree,
+                        const struct kv_record_node *node)
+{
+    char label[DUMP_LABEL_BYTES], id[33];
+    dump_label(tree->session, label);
+    dump_hex(node->id.bytes, 16, id);
+    dump_damage(dump,
+                "checkpoint %s at position %" PRIu32
+                " of the tree of session %s: made by a session that has no head there",
+                id, node->tokens, label);
+}
+
 void dump_count_tree(struct dump *dump, const struct dump_tree *tree)
 {
     if (tree->session == NULL) return;
-    dump->sessions[tree->session - dump->sessions].found = tree->node_count;
+    for (uint32_t i = 0; i < tree->node_count; i++) {
+        const struct kv_record_node *node = &tree->nodes[i].record;
+        struct dump_session *maker =
+            dump_session_find(dump, node->has_maker ? &node->maker : &tree->id);
+        if (maker != NULL && kv_id_equal(maker->tree.bytes, tree->id.bytes))
+            maker->found++;
+        else
+            dump_orphan(dump, tree, node);
+    }
 }
 
 static bool is_recorded(const struct dump_segment *segment, uint32_t page)

@@ -297,8 +297,14 @@ static kv_status add_session(struct dump *dump, const struct kv_session_id *id,
         .checkpoints = record->checkpoints,
         .has_head = record->has_head,
         .kind = record->kind,
+        .has_tree = record->has_tree,
+        .tree = record->has_tree ? record->tree : *id,
+        .has_origin = record->has_origin,
+        .origin = record->origin,
+        .origin_tokens = record->origin_tokens,
     };
     dump->session_count++;
+    dump->forked_count += record->has_tree;
     return session->name == NULL || session->parent_name == NULL ? KV_NOMEM : KV_OK;
 }
 
@@ -320,6 +326,10 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
         return KV_OK;
     }
     const kv_status status = add_session(dump, &id, &record);
+    if (status == KV_OK && record.has_tree && kv_id_equal(record.tree.bytes, id.bytes))
+        dump_damage(dump, "manifest: session %s names its own tree as another's", hex);
+    if (status == KV_OK && record.has_tree && (dump->superblock.features & KV_FEATURE_FORKS) == 0)
+        dump_damage(dump, "superblock: session %s is forked, its features lack bit 4", hex);
     if (status == KV_OK && dump->sessions[dump->session_count - 1].user == NULL)
         dump_damage(dump, "manifest: the user of session %s has no record", hex);
     return status;
@@ -418,6 +428,21 @@ struct dump_session *dump_session_find(const struct dump *dump, const struct kv_
     const struct dump_session key = {.id = *id};
     if (dump->session_count == 0) return NULL;
     return bsearch(&key, dump->sessions, dump->session_count, sizeof(key), compare_sessions);
+}
+
+struct dump_session *dump_head_next(const struct dump *dump, const struct kv_session_id *tree,
+                                    const struct dump_session *after)
+{
+    struct dump_session *own = after == NULL ? dump_session_find(dump, tree) : NULL;
+    if (own != NULL && !own->has_tree) return own;
+    const uint32_t from =
+        after == NULL || !after->has_tree ? 0 : (uint32_t)(after - dump->sessions) + 1;
+    for (uint32_t i = dump->forked_count == 0 ? dump->session_count : from; i < dump->session_count;
+         i++) {
+        struct dump_session *session = &dump->sessions[i];
+        if (session->has_tree && kv_id_equal(session->tree.bytes, tree->bytes)) return session;
+    }
+    return NULL;
 }
 
 int dump_open(struct dump *dump, const char *dir, FILE *damage_out)

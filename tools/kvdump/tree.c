@@ -90,7 +90,7 @@ static kv_status tree_end(struct walk *walk)
     struct dump_tree *tree = &walk->tree;
     if (!walk->has_tree) return KV_OK;
     walk->has_tree = false;
-    tree->session = dump_session_find(walk->dump, &tree->id);
+    tree->session = dump_head_next(walk->dump, &tree->id, NULL);
     kv_status status = sort_nodes(tree);
     if (status == KV_OK) status = walk->fn(walk->dump, tree, walk->context);
     tree_clear(tree);
