@@ -58,6 +58,27 @@ static void fill_tiers(struct shard *shard, struct request_stats *stats)
     };
 }
 
+static void fill_quotas(struct request_stats *stats, const struct shard_counters *counters)
+{
+    static const char help[] = "Calls and saves refused because a user's quota has no room.";
+    static const char *const labels[KV_QUOTA_COUNT] = {
+        [KV_QUOTA_SESSIONS] = "limit=\"sessions\"",
+        [KV_QUOTA_TURNS] = "limit=\"turns\"",
+        [KV_QUOTA_BYTES_SSD] = "limit=\"bytes_ssd\"",
+        [KV_QUOTA_REQUESTS_PER_S] = "limit=\"requests_per_s\"",
+        [KV_QUOTA_TOKENS_PER_S] = "limit=\"tokens_per_s\"",
+        [KV_QUOTA_SAVES] = "limit=\"saves\"",
+    };
+    for (unsigned i = 0; i < KV_QUOTA_COUNT; i++)
+        if (i != KV_QUOTA_TURNS) /* They are never a reason to refuse. */
+            add(stats, "cached_quota_rejects_total", labels[i], (double)counters->quota_refused[i],
+                help);
+    add(stats, "cached_quota_sessions_total", NULL, (double)counters->quota_sessions,
+        "Sessions deleted to make room within their user's quota.");
+    add(stats, "cached_quota_checkpoints_total", NULL, (double)counters->quota_turns,
+        "Checkpoints that lost id and window to a quota of turns; their rows stayed.");
+}
+
 static void fill_resumes(struct shard *shard, struct request_stats *stats)
 {
     const struct shard_counters *counters = &shard->counters;
@@ -85,7 +106,8 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
     add(stats, "cached_failed_requests_total", NULL, (double)counters->failures,
         "Requests that ended with an error.");
     add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
-        "Sessions removed by DeleteSession and EraseUser.");
+        "Sessions removed by DeleteSession, EraseUser, and quotas.");
+    fill_quotas(stats, counters);
     static const char help[] = "Calls repeated with their request_id: kept answers sent again, "
                                "running calls joined, streams cut off that went on.";
     add(stats, "cached_repeated_calls_total", "how=\"answer\"", (double)counters->answers_repeated,

@@ -103,6 +103,7 @@ def sessions_in_use_are_not_taken():
                  code="RESOURCE_EXHAUSTED", reason="QUOTA_SESSIONS", field="sessions", limit="2",
                  value="2")
     check(got.retry_ms > 0, "when to try again")
+    equal(got.quota, ("user:alice", "sessions limit=2 value=2"), "its QuotaFailure")
     Talk(client, "sub", kind=pb.SESSION_KIND_SUB, parent_session_id="a")
     Talk(client, "eph", kind=pb.SESSION_KIND_EPHEMERAL)
     equal(limit(get(box), "sessions").used, 2, "they do not count")

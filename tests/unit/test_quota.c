@@ -8,6 +8,8 @@
 
 #include "kvstore/plan/quota.h"
 
+#include "kvstore/base/bytes.h"
+#include "kvstore/base/checksum.h"
 #include "tests/harness.h"
 
 static uint64_t seed = 11;
@@ -115,8 +117,50 @@ static void test_victims(void)
     EXPECT_EQ_U32(kv_quota_helps(KV_QUOTA_REQUESTS_PER_S), 0);
 }
 
+/* The bytes of docs/format.md, and what is refused of them. */
+static void test_records(void)
+{
+    static const uint8_t want[] = "\x01\x05"
+                                  "alice\x02s1\x02\x00\x00\x00"
+                                  "\0\0\0\0\0\0\0\0\x0a\0\0\0\0\0\0\0"
+                                  "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+                                  "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    const struct kv_record_quota quota = {
+        .user = "alice", .plan = "s1", .set = 2, .limits = {0, 10}};
+    const struct kv_record_plan plan = {.name = "s1", .limits = {1, 2, 3, 4, 5, UINT64_MAX}};
+    struct kv_record_quota got;
+    struct kv_record_plan got_plan;
+    uint8_t buf[KV_RECORD_QUOTA_MAX], key[KV_KEY_QUOTA_MAX];
+    uint32_t bytes = kv_record_quota_encode(&quota, buf);
+    EXPECT_EQ_U32(bytes, sizeof(want) + 4);
+    EXPECT_EQ_MEM(buf, want, sizeof(want));
+    EXPECT(kv_record_quota_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_STR(got.user, "alice");
+    EXPECT_EQ_STR(got.plan, "s1");
+    EXPECT(got.set == 2 && got.limits[1] == 10);
+    for (uint32_t i = 0; i < bytes; i++) {
+        buf[i] ^= 1;
+        EXPECT(kv_record_quota_decode(buf, bytes, &got) == KV_CORRUPT);
+        buf[i] ^= 1;
+    }
+    for (uint32_t i = 0; i < bytes; i++)
+        EXPECT(kv_record_quota_decode(buf, i, &got) == KV_CORRUPT);
+    buf[10] = 0x40; /* A bit without a limit. */
+    kv_store32(buf + bytes - 4, kv_checksum(buf, bytes - 4));
+    EXPECT(kv_record_quota_decode(buf, bytes, &got) == KV_CORRUPT);
+    bytes = kv_record_plan_encode(&plan, buf);
+    EXPECT(kv_record_plan_decode(buf, bytes, &got_plan) == KV_OK);
+    EXPECT_EQ_MEM(got_plan.limits, plan.limits, sizeof(plan.limits));
+    EXPECT(kv_record_plan_decode(buf, bytes - 1, &got_plan) == KV_CORRUPT);
+    EXPECT_EQ_U32(kv_key_plan("s1", key), 3);
+    EXPECT_EQ_MEM(key, "Ls1", 3);
+    EXPECT_EQ_U32(kv_key_quota(&(struct kv_user_id){{7}}, key), 17);
+    EXPECT(key[0] == 'B' && key[1] == 7);
+}
+
 int main(void)
 {
+    test_records();
     test_names();
     test_merge();
     test_admits();

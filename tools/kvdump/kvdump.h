@@ -13,6 +13,7 @@
 #include "kvstore/format/acknowledged.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
@@ -98,9 +99,10 @@ struct dump {
     uint32_t forked_count; /* Of them, with a head in another tree than that of their id. */
     struct kv_record_quarantine *quarantined; /* By page. */
     uint32_t quarantined_count, quarantined_capacity;
-    uint32_t deleted_count; /* Sessions that are gone and say so. */
-    uint32_t *claims;       /* Of each page: 1 + index of the session, 0: free. */
-    uint8_t *page;          /* One, aligned. */
+    uint32_t deleted_count;           /* Sessions that are gone and say so. */
+    uint32_t plan_count, quota_count; /* Plans, and users with limits of their own. */
+    uint32_t *claims;                 /* Of each page: 1 + index of the session, 0: free. */
+    uint8_t *page;                    /* One, aligned. */
     struct dump_counts counts;
     uint64_t begun_ns, told_ns;
     uint64_t pages_read;
