@@ -305,6 +305,25 @@ uint32_t config_pass_rows(const struct cached_config *config)
     return (uint32_t)KV_MIN(rows, (uint64_t)KV_PASS_ROWS_MAX);
 }
 
+/* One place for the key, and one there must be for whoever encrypts. */
+static kv_status check_key(const struct cached_config *config, struct kv_error *err)
+{
+    const bool has_file = config->ssd_master_key_file[0] != '\0';
+    const bool has_credential = config->ssd_master_key_credential[0] != '\0';
+    if (has_file && has_credential)
+        return KV_FAIL(err, KV_INVALID,
+                       "set one of ssd.master_key_file and ssd.master_key_credential, not both");
+    if (strchr(config->ssd_master_key_credential, '/') != NULL)
+        return KV_FAIL(err, KV_INVALID,
+                       "ssd.master_key_credential is a name without '/', not \"%.64s\"",
+                       config->ssd_master_key_credential);
+    if (config->ssd_encryption == CONFIG_ENCRYPTION_ON && !has_file && !has_credential)
+        return KV_FAIL(err, KV_INVALID,
+                       "ssd.encryption = on needs ssd.master_key_file or "
+                       "ssd.master_key_credential");
+    return KV_OK;
+}
+
 kv_status config_check(const struct cached_config *config, struct kv_error *err)
 {
     if (config->server_socket[0] == '\0' && config->server_listen[0] == '\0')
@@ -332,7 +351,7 @@ kv_status config_check(const struct cached_config *config, struct kv_error *err)
         return KV_FAIL(err, KV_INVALID, "ssd.segment_bytes must be a multiple of 4KiB");
     if (config->ssd_bytes < config->ssd_segment_bytes)
         return KV_FAIL(err, KV_INVALID, "ssd.bytes must be at least ssd.segment_bytes");
-    return KV_OK;
+    return check_key(config, err);
 }
 
 void config_print(const struct cached_config *config, FILE *out)

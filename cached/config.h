@@ -27,6 +27,7 @@ enum config_isa {
 };
 enum config_draft { CONFIG_DRAFT_AUTO, CONFIG_DRAFT_ON, CONFIG_DRAFT_OFF };
 enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_POOL };
+enum config_encryption { CONFIG_ENCRYPTION_OFF, CONFIG_ENCRYPTION_ON };
 enum config_clock { CONFIG_CLOCK_REAL, CONFIG_CLOCK_VIRTUAL };
 
 /* Indices into the table and into `origins`. */
@@ -55,6 +56,9 @@ enum config_key {
     CONFIG_SSD_ERASE_WITHIN,
     CONFIG_SSD_COMPACT_BELOW,
     CONFIG_SSD_COMPACT_RATE,
+    CONFIG_SSD_ENCRYPTION,
+    CONFIG_SSD_MASTER_KEY_FILE,
+    CONFIG_SSD_MASTER_KEY_CREDENTIAL,
     CONFIG_SCRUB_RATE,
     CONFIG_SCRUB_EVERY,
     CONFIG_QUOTA_SESSIONS,
@@ -91,6 +95,9 @@ struct cached_config {
     uint64_t ssd_erase_within_ms;
     double ssd_compact_below; /* 0: no compaction. */
     uint64_t ssd_compact_rate;
+    uint64_t ssd_encryption; /* enum config_encryption */
+    char ssd_master_key_file[CONFIG_TEXT_MAX];
+    char ssd_master_key_credential[CONFIG_TEXT_MAX];
     uint64_t scrub_rate_bytes;
     uint64_t scrub_every_ms;
     uint64_t quota_default_sessions, quota_default_turns; /* 0: no limit. */

@@ -19,11 +19,14 @@
 #include "cached/rpc/rpc_server.h"
 #include "cached/shard/shard.h"
 #include "cached/state_lock.h"
+#include "cached/state_watch.h"
 #include "cached/version.h"
 #include "cached/worker/worker.h"
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/key_file.h"
 #include "kvstore/base/limits.h"
 #include "kvstore/base/ring.h"
+#include "kvstore/base/secret.h"
 #include "kvstore/base/thread.h"
 #include "kvstore/store/store.h"
 
@@ -67,6 +70,7 @@ struct daemon {
     struct worker *worker;
     struct shard *shard;
     struct rpc_server *rpc;
+    struct state_watch *watch;
     struct kv_thread worker_thread, shard_thread, rpc_thread, watchdog_thread;
     bool told;        /* That it starts, so that its end is worth a line. */
     uint64_t told_ns; /* When it last said how far its start is. */
@@ -91,6 +95,7 @@ void daemon_block_signals(void)
     /* Blocked rather than ignored: a closed pipe is an error of one write, a hang-up is nothing. */
     (void)sigaddset(&set, SIGPIPE);
     (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGXFSZ); /* The write fails with EFBIG, which is seen to. */
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
@@ -227,10 +232,61 @@ static struct kv_quota default_plan(const struct cached_config *config)
     return plan;
 }
 
+static bool has_master_key(const struct cached_config *config)
+{
+    return config->ssd_master_key_file[0] != '\0' || config->ssd_master_key_credential[0] != '\0';
+}
+
+/* As it is there now: again when it is rotated.  The shard's thread, and this one at the start. */
+static kv_status read_master_key(void *context, uint8_t key[KV_KEY_BYTES], struct kv_error *err)
+{
+    const struct cached_config *config = context;
+    if (config->ssd_master_key_file[0] != '\0')
+        return kv_key_file_read(config->ssd_master_key_file, key, err);
+    return kv_key_credential_read(config->ssd_master_key_credential, key, err);
+}
+
+static kv_status open_store(struct daemon *daemon, struct kv_store_options *store,
+                            struct kv_error *err)
+{
+    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
+    daemon->told_ns = kv_clock_stopwatch_ns();
+    /* Nothing in the directory is opened before it is known to be ours, and the key to fit. */
+    kv_status status = kv_store_directory(store, err);
+    if (status != KV_OK) return status;
+    (void)snprintf(path, sizeof(path), "%s/manifest", store->dir);
+    progress(daemon, "opening the manifest", 0);
+    status = kv_manifest_open(path, &daemon->manifest, err);
+    if (status != KV_OK) return status;
+    store->manifest = daemon->manifest;
+    return kv_store_open(store, &daemon->store, err);
+}
+
+/* The store has its own copy of the key; this one goes when it is open. */
+static kv_status open_with_key(struct daemon *daemon, struct kv_store_options *store,
+                               struct kv_error *err)
+{
+    const struct cached_config *config = daemon->config;
+    const bool is_file = config->ssd_master_key_file[0] != '\0';
+    char source[CONFIG_TEXT_MAX + 16];
+    struct kv_secrets *secrets = NULL;
+    if (!has_master_key(config)) return open_store(daemon, store, err);
+    (void)snprintf(source, sizeof(source), "%s '%s'", is_file ? "file" : "credential",
+                   is_file ? config->ssd_master_key_file : config->ssd_master_key_credential);
+    kv_status status = kv_secrets_create(KV_KEY_BYTES, &secrets, err);
+    uint8_t *key = status == KV_OK ? kv_secrets_alloc(secrets) : NULL;
+    if (status == KV_OK && key == NULL) status = KV_FAIL(err, KV_NOMEM, "keep the master key");
+    if (status == KV_OK) status = read_master_key((void *)(uintptr_t)config, key, err);
+    store->encryption.master = key;
+    store->encryption.source = source;
+    if (status == KV_OK) status = open_store(daemon, store, err);
+    kv_secrets_destroy(secrets);
+    return status;
+}
+
 static kv_status make_store(struct daemon *daemon, struct kv_error *err)
 {
     const struct cached_config *config = daemon->config;
-    char path[CONFIG_TEXT_MAX + sizeof("/manifest")];
     const char *family =
         is_plant(daemon, PLANT_KERNELS) ? "planted" : eng_model_family(daemon->model);
     struct kv_store_options store = {
@@ -255,18 +311,10 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .quota = default_plan(config),
         .progress = progress,
         .progress_context = daemon,
+        .encryption.on = config->ssd_encryption == CONFIG_ENCRYPTION_ON,
         .plant = kv_plant_of(daemon->plant),
     };
-    daemon->told_ns = kv_clock_stopwatch_ns();
-    /* Nothing in the directory is opened before it is known to be ours. */
-    kv_status status = kv_store_directory(&store, err);
-    if (status != KV_OK) return status;
-    (void)snprintf(path, sizeof(path), "%s/manifest", config->state_dir);
-    progress(daemon, "opening the manifest", 0);
-    status = kv_manifest_open(path, &daemon->manifest, err);
-    if (status != KV_OK) return status;
-    store.manifest = daemon->manifest;
-    return kv_store_open(&store, &daemon->store, err);
+    return open_with_key(daemon, &store, err);
 }
 
 static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
@@ -300,6 +348,10 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .compact_rate = config->ssd_compact_rate,
         .scrub_rate_bytes = config->scrub_rate_bytes,
         .scrub_every_ms = config->scrub_every_ms,
+        .read_master_key = has_master_key(config) ? read_master_key : NULL,
+        .key_context = (void *)(uintptr_t)config,
+        .key_setting = config->ssd_master_key_file[0] != '\0' ? "ssd.master_key_file"
+                                                              : "ssd.master_key_credential",
         .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
                             eng_model_bytes(daemon->model) +
                             config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
@@ -346,13 +398,25 @@ static kv_status make_rpc(struct daemon *daemon, struct kv_error *err)
                            daemon->rpc, err);
 }
 
+static void files_gone(void *context, bool is_page_file, const char *why)
+{
+    struct daemon *daemon = context;
+    shard_files_gone(daemon->shard, is_page_file, why);
+}
+
 static kv_status start_threads(struct daemon *daemon, struct kv_error *err)
 {
+    const struct state_watch_options watch = {.dir = daemon->config->state_dir,
+                                              .log = daemon->log,
+                                              .gone = files_gone,
+                                              .context = daemon};
     kv_status status = kv_thread_start(&daemon->worker_thread, KV_THREAD_WORKER, "kv-worker",
                                        worker_run, daemon->worker, err);
     if (status != KV_OK) return status;
-    return kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
-                           daemon->shard, err);
+    status = kv_thread_start(&daemon->shard_thread, KV_THREAD_SHARD, "kv-shard", shard_run,
+                             daemon->shard, err);
+    if (status != KV_OK) return status;
+    return state_watch_start(&watch, &daemon->watch, err);
 }
 
 /* What was found, what was not, and why. */
@@ -420,7 +484,7 @@ static void watchdog_run(void *context)
     if (poll(&poll_fd, 1, STOP_MS_MAX) != 0) return;
     /* Not through the log: its thread may be what hangs. */
     static const char line[] = "level=error event=stop_stuck text=\"not stopped after 10 s\"\n";
-    log_sink_write(NULL, line, sizeof(line) - 1);
+    log_sink_try(line, sizeof(line) - 1);
     _exit(EXIT_STUCK);
 }
 
@@ -472,6 +536,7 @@ void daemon_destroy(struct daemon *daemon)
 {
     if (daemon == NULL) return;
     join_threads(daemon);
+    state_watch_destroy(daemon->watch);
     rpc_server_destroy(daemon->rpc);
     shard_destroy(daemon->shard);
     worker_destroy(daemon->worker);

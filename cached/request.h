@@ -17,6 +17,7 @@
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
+#include "kvstore/format/key_record.h"
 #include "kvstore/format/reason.h"
 #include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
@@ -43,6 +44,7 @@ enum request_method {
     REQUEST_DISK_USAGE,
     REQUEST_DELETE_SESSION,
     REQUEST_ERASE_USER,
+    REQUEST_ROTATE_KEY,
     REQUEST_WHY,
     REQUEST_PURGE_MODEL,
     REQUEST_SET_QUOTA,
@@ -290,9 +292,11 @@ struct request_quarantined {
 };
 struct request_scrub {
     bool running, changed, stopping;
+    const char *failure; /* Static, of the last pass; NULL: none. */
     uint64_t rate_bytes, elapsed_ms;
     uint64_t pages_total, pages, bytes, damaged, unread, waiting, checkpoints_dropped; /* A run. */
     uint64_t passes, full_age_ms; /* Since the start; age of the last one, 0: none. */
+    uint64_t plain;               /* Not encrypted. */
     uint64_t quarantined_pages;
     uint64_t released, still_bad, still_named; /* By this call. */
     const struct request_quarantined *listed;  /* Arena. */
@@ -312,12 +316,19 @@ struct request_usage_row {
     uint64_t sessions, checkpoints, live_pages, expired_pages;
 };
 struct request_usage {
-    bool own; /* Asked by a harness: rows only. */
+    bool own;               /* Asked by a harness: rows only. */
+    const char *encryption; /* Static. */
     uint64_t bytes_max, bytes_files, page_bytes, pages_free, pages_used, pages_quarantined;
     struct request_usage_row *rows; /* Arena. */
     uint32_t row_count;
     bool more;
     struct kv_session_id after;
+};
+
+struct request_rotation {
+    bool rotated; /* False: it is the key in use. */
+    char master[KV_MASTER_ID_TEXT_BYTES], before[KV_MASTER_ID_TEXT_BYTES];
+    uint64_t keys;
 };
 
 /* Why, of a position or of the head; with out.removed and out.removals. */
@@ -413,6 +424,7 @@ struct request_out {
     struct request_scrub *scrub;    /* Arena. */
     struct request_usage *usage;    /* Arena. */
     struct request_receipt receipt; /* DeleteSession, EraseUser. */
+    struct request_rotation rotation;
     bool has_removed;               /* Lookup, Prefill, Decode, Why: what took the rows that are */
     struct kv_removal removed;      /* missing next. */
     struct kv_removal *removals;    /* GetSession, Why; arena, oldest first. */

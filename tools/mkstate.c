@@ -33,7 +33,8 @@ static void print_usage(FILE *out)
 {
     (void)fprintf(
         out,
-        "usage: mkstate --checkpoints N [--users U] [--sessions S] [--seed K] DIR\n"
+        "usage: mkstate --checkpoints N [--users U] [--sessions S] [--seed K]\n"
+        "               [--master-key FILE] DIR\n"
         "\n"
         "Writes a state directory with N checkpoints to DIR, which is made or is empty, through "
         "the\n"
@@ -46,6 +47,7 @@ static void print_usage(FILE *out)
         "  --sessions S     of each user (default 20); U x S is at most N, and at most %u;\n"
         "                   a session has at most %u checkpoints\n"
         "  --seed K         same seed, same names and tokens (default 1)\n"
+        "  --master-key FILE  encrypted, as a daemon with this ssd.master_key_file does it\n"
         "  --help           this text\n"
         "\n"
         "All checkpoints of a session lie in one page of 128 tokens (20,480 B), or in as few as "
@@ -161,6 +163,7 @@ int main(int argc, char **argv)
         {"users", required_argument, NULL, 'u'},
         {"sessions", required_argument, NULL, 'n'},
         {"seed", required_argument, NULL, 's'},
+        {"master-key", required_argument, NULL, 'k'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
@@ -181,6 +184,8 @@ int main(int argc, char **argv)
         } else if (option == 's') {
             if (!read_number(optarg, 0, UINT64_MAX, &plan.seed))
                 return usage_error("--seed must be a number, found ", optarg);
+        } else if (option == 'k') {
+            plan.master_key = optarg;
         } else if (option == 'h') {
             print_usage(stdout);
             return EXIT_SUCCESS;

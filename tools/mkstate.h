@@ -17,6 +17,7 @@
 
 struct mkstate_plan {
     const char *dir;
+    const char *master_key; /* File; NULL: nothing is encrypted. */
     uint64_t checkpoints, seed;
     uint32_t users, sessions; /* Sessions of each user. */
 };

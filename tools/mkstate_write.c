@@ -9,7 +9,9 @@
 
 #include "engine/engine.h"
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/key_file.h"
 #include "kvstore/base/ring.h"
+#include "kvstore/base/secret.h"
 #include "kvstore/format/segment_header.h"
 #include "kvstore/store/store.h"
 #include "tools/mkstate_content.h"
@@ -348,12 +350,36 @@ static kv_status open_engine(struct make *make, struct kv_error *err)
     return eng_session_create(make->model, &make->engine, err);
 }
 
+static kv_status open_with(struct make *make, struct kv_store_options *options,
+                           struct kv_error *err)
+{
+    char path[4096];
+    kv_status status = kv_store_directory(options, err);
+    (void)snprintf(path, sizeof(path), "%s/manifest", make->plan->dir);
+    if (status == KV_OK) status = kv_manifest_open(path, &make->manifest, err);
+    options->manifest = make->manifest;
+    return status == KV_OK ? kv_store_open(options, &make->store, err) : status;
+}
+
+static kv_status open_encrypted(struct make *make, struct kv_store_options *options,
+                                struct kv_error *err)
+{
+    struct kv_secrets *secrets = NULL;
+    kv_status status = kv_secrets_create(KV_KEY_BYTES, &secrets, err);
+    uint8_t *key = status == KV_OK ? kv_secrets_alloc(secrets) : NULL;
+    if (status == KV_OK && key == NULL) status = KV_FAIL(err, KV_NOMEM, "keep the master key");
+    if (status == KV_OK) status = kv_key_file_read(make->plan->master_key, key, err);
+    options->encryption = (struct kv_encryption){.on = true, .master = key};
+    if (status == KV_OK) status = open_with(make, options, err);
+    kv_secrets_destroy(secrets);
+    return status;
+}
+
 static kv_status open_store(struct make *make, struct kv_error *err)
 {
     const struct mkstate_plan *plan = make->plan;
     const uint64_t family = kv_kernels_tag(eng_model_family(make->model));
     const uint64_t segments = segments_of(make);
-    char path[4096];
     kv_status status = check_room(make, segments, err);
     if (status != KV_OK) return status;
     make->clock = kv_clock_create_real();
@@ -379,11 +405,8 @@ static kv_status open_store(struct make *make, struct kv_error *err)
         .rows_ttl_ms = TTL_MS,
         .sessions_max = KV_SESSIONS_MAX,
     };
-    status = kv_store_directory(&options, err);
-    (void)snprintf(path, sizeof(path), "%s/manifest", plan->dir);
-    if (status == KV_OK) status = kv_manifest_open(path, &make->manifest, err);
-    options.manifest = make->manifest;
-    return status == KV_OK ? kv_store_open(&options, &make->store, err) : status;
+    return plan->master_key == NULL ? open_with(make, &options, err)
+                                    : open_encrypted(make, &options, err);
 }
 
 static uint32_t running_max_of(const struct make *make)

@@ -113,7 +113,7 @@ static const struct vendor_row vendors[] = {
     {"protobuf-c/*", {"cached/rpc/*.[ch]", "tools/client/*.[ch]", "tools/cachectl/*.c", "tests/*"}},
     {"rocksdb/*", {"kvstore/index/manifest_rocks.c", "tests/*"}},
     {"liburing.h", {"kvstore/base/ring.c", "tests/*"}},
-    {"openssl/*", {"kvstore/base/digest.c", "cached/auth.c", "tests/*"}},
+    {"openssl/*", {"kvstore/base/aead.c", "kvstore/base/digest.c", "cached/auth.c", "tests/*"}},
     {"jansson.h", {"engine/model/*.c", "tools/*.c", "tests/*"}},
     {"ini.h", {"cached/config.c"}},
     {"zstd.h", {"tools/cachectl/trace_*.c", "tests/*"}},

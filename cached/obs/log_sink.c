@@ -8,6 +8,7 @@
 #include "cached/obs/log_sink.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <unistd.h>
 
 void log_sink_write(void *context, const char *line, uint32_t bytes)
@@ -20,4 +21,11 @@ void log_sink_write(void *context, const char *line, uint32_t bytes)
         line += wrote;
         bytes -= (uint32_t)wrote;
     }
+}
+
+void log_sink_try(const char *line, uint32_t bytes)
+{
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    /* A pipe that is writable takes PIPE_BUF bytes, 4 KiB, at once. */
+    if (poll(&out, 1, 0) == 1 && (out.revents & POLLOUT) != 0) log_sink_write(NULL, line, bytes);
 }

@@ -416,8 +416,8 @@ static bool take_boundary(struct decoder *d, uint32_t position, const ProtobufCB
                    has_id ? 0 : d->context_tokens))
         return false;
     if (digest->len != want) {
-        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest",
-                     has_id ? "empty" : "32 bytes", request_u64(req, digest->len), NULL);
+        request_fail(req, KV_REASON_CHECKPOINT_ID_INVALID, "digest", has_id ? "empty" : "32 bytes",
+                     request_u64(req, digest->len), NULL);
         return false;
     }
     req->in.u.rollback.position = position;
@@ -602,6 +602,11 @@ static bool decode_erase(struct decoder *d)
     req->in.u.remove.user_name = m->user;
     req->in.u.remove.dry_run = m->dry_run;
     return true;
+}
+
+static bool decode_rotate(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__rotate_key_request__descriptor) != NULL;
 }
 
 static bool decode_why(struct decoder *d)
@@ -795,6 +800,7 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_SET_PLAN] = decode_set_plan,
         [REQUEST_LIST_PLANS] = decode_list_plans,
         [REQUEST_LIST_USERS] = decode_list_users,
+        [REQUEST_ROTATE_KEY] = decode_rotate,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

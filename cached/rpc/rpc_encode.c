@@ -402,6 +402,8 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return encode_delete(req);
     case REQUEST_ERASE_USER:
         return rpc_encode_erase(req);
+    case REQUEST_ROTATE_KEY:
+        return rpc_encode_rotate(req);
     case REQUEST_WHY:
         return rpc_encode_why(req);
     case REQUEST_PURGE_MODEL:

@@ -36,6 +36,7 @@ const ProtobufCMessage *rpc_encode_config(struct kv_arena *arena,
 const ProtobufCMessage *rpc_encode_scrub(struct request *req);
 const ProtobufCMessage *rpc_encode_usage(struct request *req);
 const ProtobufCMessage *rpc_encode_erase(struct request *req);
+const ProtobufCMessage *rpc_encode_rotate(struct request *req);
 const ProtobufCMessage *rpc_encode_why(struct request *req);
 const ProtobufCMessage *rpc_encode_purge(struct request *req);
 

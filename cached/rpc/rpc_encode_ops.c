@@ -49,6 +49,7 @@ const ProtobufCMessage *rpc_encode_scrub(struct request *req)
     FILL(m, CACHED__ADMIN__V1__SCRUB_RESPONSE__INIT);
     m->running = scrub->running;
     m->changed = scrub->changed;
+    m->failure = (char *)(scrub->failure == NULL ? "" : scrub->failure);
     m->stopping = scrub->stopping;
     m->rate_bytes = scrub->rate_bytes;
     m->elapsed_ms = scrub->elapsed_ms;
@@ -62,6 +63,7 @@ const ProtobufCMessage *rpc_encode_scrub(struct request *req)
     m->passes = scrub->passes;
     m->full_age_ms = scrub->full_age_ms;
     m->quarantined_pages = scrub->quarantined_pages;
+    m->plain = scrub->plain;
     m->released = scrub->released;
     m->still_bad = scrub->still_bad;
     m->still_named = scrub->still_named;
@@ -104,6 +106,7 @@ const ProtobufCMessage *rpc_encode_usage(struct request *req)
         m->quarantined_bytes = usage->pages_quarantined * usage->page_bytes;
     }
     m->page_bytes = usage->page_bytes;
+    m->encryption = text(usage->encryption);
     m->rows = kv_arena_alloc(req->arena, sizeof(*m->rows) * (usage->row_count + 1u));
     if (m->rows == NULL) return NULL;
     for (uint32_t i = 0; i < usage->row_count; i++) {
@@ -125,6 +128,18 @@ const ProtobufCMessage *rpc_encode_erase(struct request *req)
     m->sessions = receipt->sessions;
     m->checkpoints = receipt->checkpoints;
     m->bytes = receipt->bytes;
+    return &m->base;
+}
+
+const ProtobufCMessage *rpc_encode_rotate(struct request *req)
+{
+    const struct request_rotation *rotation = &req->out.rotation;
+    Cached__Admin__V1__RotateKeyResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__ADMIN__V1__ROTATE_KEY_RESPONSE__INIT);
+    m->rotated = rotation->rotated;
+    m->master_key = text(rotation->master);
+    m->before = text(rotation->before);
+    m->keys = rotation->keys;
     return &m->base;
 }
 

@@ -44,6 +44,7 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     BY_SHARD(ADMIN, "DiskUsage", "disk_usage", REQUEST_DISK_USAGE, OPS | HARNESS),
     BY_SHARD(SESSION, "DeleteSession", "delete_session", REQUEST_DELETE_SESSION, HARNESS),
     BY_SHARD(ADMIN, "EraseUser", "erase_user", REQUEST_ERASE_USER, OPS),
+    BY_SHARD(ADMIN, "RotateKey", "rotate_key", REQUEST_ROTATE_KEY, OPS),
     BY_SHARD(ADMIN, "Why", "why", REQUEST_WHY, OPS | HARNESS),
     BY_SHARD(ADMIN, "PurgeModel", "purge_model", REQUEST_PURGE_MODEL, OPS),
     BY_SHARD(ADMIN, "SetQuota", "set_quota", REQUEST_SET_QUOTA, OPS),

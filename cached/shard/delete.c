@@ -114,6 +114,14 @@ static void removal_fail(struct removal *removal, kv_status status)
     removal_end(removal);
 }
 
+/* Its batch was not written, or may have been. */
+static void removal_unrecorded(struct removal *removal, kv_status status)
+{
+    if (removal->flow != NULL)
+        flow_fail(removal->flow, shard_unrecorded(removal->shard, status), "manifest", NULL, NULL);
+    removal_fail(removal, status);
+}
+
 /* ---- one session: records ---- */
 
 static void session_gone(void *context, kv_status status)
@@ -123,7 +131,7 @@ static void session_gone(void *context, kv_status status)
     struct kv_session *session = removal->session;
     if (status != KV_OK) {
         /* Its places were not freed: until a restart shows what became of it, it is as before. */
-        removal_fail(removal, KV_IO);
+        removal_unrecorded(removal, status);
         return;
     }
     kv_log(shard->options.log, KV_LOG_INFO, "session_deleted", "checkpoints=%llu pages=%llu",
@@ -282,8 +290,8 @@ static void removals_durable(void *context, kv_status status)
     struct removal *removal = context;
     if (status == KV_OK)
         scan_post(removal);
-    else
-        removal_fail(removal, KV_IO);
+    else /* Nothing of this removal was written yet. */
+        removal_unrecorded(removal, status == KV_IO ? KV_INVALID : status);
 }
 
 static void post_barrier(struct removal *removal, struct kv_batch *barrier)
@@ -459,12 +467,12 @@ static void user_gone(void *context, kv_status status)
     struct removal *removal = context;
     struct kv_user *user = removal->user;
     if (status != KV_OK) {
-        removal_fail(removal, KV_IO);
+        removal_unrecorded(removal, status);
         return;
     }
     removal->user = NULL;
     answers_forget_user(removal->shard, &user->id);
-    kv_index_user_remove(removal->shard->store->index, user);
+    kv_store_forget_user(removal->shard->store, user);
     removal_end(removal);
 }
 

@@ -7,7 +7,8 @@
  * show.  No tree is loaded: a session in memory is counted from there, any other one from its
  * records.
  *
- * A tree that sessions share is in the row of one of them.
+ * A tree that sessions share is in the rows of those that made some of it: a checkpoint in its
+ * maker's, a page in that of who made the first checkpoint that lists it.
  *
  * A page is live while a checkpoint that lists it is.  A checkpoint's record keeps its own last
  * use; that of the ones below it counts as well, as in memory, so it is handed up the tree.  Pages
@@ -25,13 +26,27 @@
 
 #define SCAN_BYTES (128u << 10) /* Holds the largest record. */
 #define SCAN_RECORDS 2048u
-#define SESSION_KEY_BYTES 17u /* T and the session's id. */
+#define SESSION_KEY_BYTES 17u /* T and the tree's id. */
+#define MAKERS_MAX 256u       /* Sessions of one tree with a row of their own. */
 
 struct du_node {
     struct kv_checkpoint_id id, parent;
     bool has_parent, live;
-    uint32_t tokens;
+    uint32_t tokens, maker;
     uint32_t first_uid, uid_count; /* In uids. */
+};
+
+/* A page as an edge lists it: of who made the first one that does. */
+struct du_uid {
+    uint64_t uid;
+    uint32_t tokens, maker;
+    bool live;
+};
+
+/* A session that made some of a tree; where rows are users the first stands for all. */
+struct du_maker {
+    struct kv_session_id id;
+    uint64_t live_pages, expired_pages, checkpoints;
 };
 
 /* The session that is looked at. */
@@ -41,8 +56,9 @@ struct du_session {
      */
     const struct kv_session_entry *session;
     bool begun, skipped; /* skipped: its records need not be read. */
-    bool sorted;         /* Its nodes are all there: uids holds those of live ones. */
-    uint64_t live_pages, expired_pages, checkpoints;
+    bool sorted;         /* Its nodes are all there: uids is in order, each once. */
+    struct du_maker makers[MAKERS_MAX];
+    uint32_t maker_count;
 };
 
 struct du {
@@ -52,7 +68,7 @@ struct du {
     uint8_t *buf;
     struct du_session at;
     struct du_node *nodes;
-    uint64_t *uids;
+    struct du_uid *uids;
     uint32_t node_count, node_capacity, uid_count, uid_capacity;
     uint32_t records;
     struct request_usage *out;
@@ -81,6 +97,10 @@ static void du_end(struct du *du, kv_status status)
 {
     struct flow *flow = du->flow;
     const struct kv_ssd_usage ssd = kv_ssd_usage(flow->shard->store->ssd);
+    const struct kv_encryption_facts encryption = kv_store_encryption(flow->shard->store);
+    du->out->encryption = encryption.on             ? "on"
+                          : encryption.is_encrypted ? "off, and some pages are encrypted"
+                                                    : "off";
     du->out->bytes_max = ssd.bytes_max;
     du->out->bytes_files = ssd.bytes_files;
     du->out->page_bytes = flow->shard->layout->page_bytes;
@@ -109,10 +129,18 @@ static bool grow(void **items, uint32_t *capacity, uint32_t need, size_t item_by
     return true;
 }
 
+/* By page, then whose edge came first. */
 static int compare_uids(const void *a, const void *b)
 {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
+    const struct du_uid *x = a, *y = b;
+    if (x->uid != y->uid) return x->uid < y->uid ? -1 : 1;
+    return x->tokens < y->tokens ? -1 : x->tokens > y->tokens;
+}
+
+static int compare_uid(const void *a, const void *b)
+{
+    const struct du_uid *x = a, *y = b;
+    return x->uid < y->uid ? -1 : x->uid > y->uid;
 }
 
 static int compare_ids(const void *a, const void *b)
@@ -121,58 +149,88 @@ static int compare_ids(const void *a, const void *b)
     return memcmp(x->id.bytes, y->id.bytes, sizeof(x->id.bytes));
 }
 
-static uint32_t unique(uint64_t *items, uint32_t count)
+/* Each page once: of its first edge, and live if one of them is. */
+static void sort_uids(struct du *du)
 {
     uint32_t kept = 0;
-    if (count > 0) qsort(items, count, sizeof(*items), compare_uids);
-    for (uint32_t i = 0; i < count; i++)
-        if (kept == 0 || items[kept - 1] != items[i]) items[kept++] = items[i];
-    return kept;
+    if (du->uid_count > 0) qsort(du->uids, du->uid_count, sizeof(*du->uids), compare_uids);
+    for (uint32_t i = 0; i < du->uid_count; i++) {
+        if (kept > 0 && du->uids[kept - 1].uid == du->uids[i].uid)
+            du->uids[kept - 1].live |= du->uids[i].live;
+        else
+            du->uids[kept++] = du->uids[i];
+    }
+    du->uid_count = kept;
+    du->at.sorted = true;
 }
 
-/* From memory: distinct pages with a place, of live checkpoints or of all. */
-static kv_status count_loaded(struct du *du, bool live_only, uint64_t *ret_pages)
+/* Its place among those of the tree; of more than there is room for, the first one's. */
+static uint32_t maker_of(struct du *du, const struct kv_session_id *id)
+{
+    struct du_session *at = &du->at;
+    if (!du->flow->req->in.u.usage.has_user) id = &at->id;
+    for (uint32_t i = 0; i < at->maker_count; i++)
+        if (kv_id_equal(at->makers[i].id.bytes, id->bytes)) return i;
+    if (at->maker_count == MAKERS_MAX) return 0;
+    at->makers[at->maker_count] = (struct du_maker){.id = *id};
+    return at->maker_count++;
+}
+
+/* Of what nobody says who made it. */
+static uint32_t any_maker(struct du *du)
+{
+    return du->at.maker_count > 0 ? 0 : maker_of(du, &du->at.session->id);
+}
+
+static void count_page(struct du *du, const struct du_uid *uid)
+{
+    struct du_maker *maker = &du->at.makers[uid->maker];
+    if (uid->live)
+        maker->live_pages++;
+    else
+        maker->expired_pages++;
+}
+
+/* From memory: pages with a place. */
+static kv_status take_loaded(struct du *du)
 {
     struct kv_store *store = du->flow->shard->store;
     const uint64_t now_ms = kv_store_now_ms(store);
-    struct kv_node *node = NULL;
-    du->uid_count = 0;
     struct kv_session shape;
-    const struct kv_session *session = kv_index_look(du->at.session, &shape);
-    while ((node = kv_index_node_next((struct kv_session *)(uintptr_t)session, node)) != NULL) {
-        if (live_only && kv_index_expired(node, now_ms)) continue;
+    struct kv_session *session =
+        (struct kv_session *)(uintptr_t)kv_index_look(du->at.session, &shape);
+    struct kv_node *node = NULL;
+    while ((node = kv_index_node_next(session, node)) != NULL) {
+        const uint32_t maker = maker_of(du, &node->session->id);
+        const bool live = !kv_index_expired(node, now_ms);
+        du->at.makers[maker].checkpoints++;
         if (!grow((void **)&du->uids, &du->uid_capacity, du->uid_count + node->page_count,
                   sizeof(*du->uids)))
             return KV_NOMEM;
         for (uint32_t i = 0; i < node->page_count; i++) {
             const struct kv_page *page = kv_index_page(store->index, node->pages[i]);
-            if (page->ssd_page != KV_SSD_PAGE_NONE && kv_ssd_claimed(store->ssd, page->ssd_page))
-                du->uids[du->uid_count++] = page->uid;
+            if (page->ssd_page == KV_SSD_PAGE_NONE || !kv_ssd_claimed(store->ssd, page->ssd_page))
+                continue;
+            du->uids[du->uid_count++] = (struct du_uid){page->uid, node->tokens, maker, live};
         }
     }
-    *ret_pages = unique(du->uids, du->uid_count);
+    sort_uids(du);
+    for (uint32_t i = 0; i < du->uid_count; i++)
+        count_page(du, &du->uids[i]);
     du->uid_count = 0;
     return KV_OK;
-}
-
-static kv_status take_loaded(struct du *du)
-{
-    uint64_t all = 0;
-    kv_status status = count_loaded(du, true, &du->at.live_pages);
-    if (status == KV_OK) status = count_loaded(du, false, &all);
-    du->at.expired_pages = all - du->at.live_pages;
-    for (const struct kv_session *at = kv_index_head_next(du->at.session->tree, NULL); at != NULL;
-         at = kv_index_head_next(du->at.session->tree, at))
-        du->at.checkpoints += at->node_count;
-    return status;
 }
 
 static kv_status take_node(struct du *du, const struct kv_manifest_put *put)
 {
     const uint64_t now_ms = kv_store_now_ms(du->flow->shard->store);
     struct kv_record_node record;
-    du->at.checkpoints++;
-    if (kv_record_node_decode(put->value, put->value_bytes, &record) != KV_OK) return KV_OK;
+    if (kv_record_node_decode(put->value, put->value_bytes, &record) != KV_OK) {
+        du->at.makers[any_maker(du)].checkpoints++;
+        return KV_OK;
+    }
+    const uint32_t maker = maker_of(du, record.has_maker ? &record.maker : &du->at.id);
+    du->at.makers[maker].checkpoints++;
     if (!grow((void **)&du->nodes, &du->node_capacity, du->node_count + 1, sizeof(*du->nodes)) ||
         !grow((void **)&du->uids, &du->uid_capacity, du->uid_count + record.page_count,
               sizeof(*du->uids)))
@@ -184,20 +242,20 @@ static kv_status take_node(struct du *du, const struct kv_manifest_put *put)
         .has_parent = record.has_parent,
         .live = age_ms <= du->at.session->ttl_ms,
         .tokens = record.tokens,
+        .maker = maker,
         .first_uid = du->uid_count,
         .uid_count = record.page_count,
     };
     for (uint32_t i = 0; i < record.page_count; i++)
-        du->uids[du->uid_count++] = kv_load64(record.page_uids + 8u * i);
+        du->uids[du->uid_count++] = (struct du_uid){
+            .uid = kv_load64(record.page_uids + 8u * i), .tokens = record.tokens, .maker = maker};
     return KV_OK;
 }
 
-/* A checkpoint lives while one below it does; then the uids of those that live, sorted.  The loop
- * ends: every step marks one more. */
+/* A checkpoint lives while one below it does; then its pages do.  The loop ends: every step marks
+ * one more. */
 static void sort_live(struct du *du)
 {
-    uint32_t kept = 0;
-    du->at.sorted = true;
     if (du->node_count > 0) qsort(du->nodes, du->node_count, sizeof(*du->nodes), compare_ids);
     for (uint32_t i = 0; i < du->node_count; i++) {
         const struct du_node *node = &du->nodes[i];
@@ -210,18 +268,12 @@ static void sort_live(struct du *du)
             node = parent;
         }
     }
-    uint64_t *uids = malloc(sizeof(*uids) * KV_MAX(du->uid_count, 1u));
-    if (uids == NULL) return; /* All of it counts as expired; the sums stay right. */
     for (uint32_t i = 0; i < du->node_count; i++) {
         const struct du_node *node = &du->nodes[i];
-        if (!node->live) continue;
-        memcpy(uids + kept, du->uids + node->first_uid, sizeof(*uids) * node->uid_count);
-        kept += node->uid_count;
+        for (uint32_t k = 0; k < node->uid_count; k++)
+            du->uids[node->first_uid + k].live = node->live;
     }
-    free(du->uids);
-    du->uids = uids;
-    du->uid_capacity = KV_MAX(du->uid_count, 1u);
-    du->uid_count = unique(uids, kept);
+    sort_uids(du);
 }
 
 static void take_page(struct du *du, const struct kv_manifest_put *put)
@@ -230,12 +282,12 @@ static void take_page(struct du *du, const struct kv_manifest_put *put)
     if (kv_record_page_decode(put->value, put->value_bytes, &record) != KV_OK) return;
     if (!kv_ssd_claimed(du->flow->shard->store->ssd, record.ssd_page)) return;
     if (!du->at.sorted) sort_live(du);
-    const bool live = du->uid_count > 0 && bsearch(&record.uid, du->uids, du->uid_count,
-                                                   sizeof(record.uid), compare_uids) != NULL;
-    if (live)
-        du->at.live_pages++;
-    else
-        du->at.expired_pages++;
+    const struct du_uid key = {.uid = record.uid};
+    const struct du_uid *found =
+        du->uid_count == 0 ? NULL
+                           : bsearch(&key, du->uids, du->uid_count, sizeof(key), compare_uid);
+    const struct du_uid unlisted = {.maker = any_maker(du)};
+    count_page(du, found != NULL ? found : &unlisted);
 }
 
 static kv_status session_begin(struct du *du, const uint8_t *id)
@@ -257,39 +309,51 @@ static kv_status session_begin(struct du *du, const uint8_t *id)
 
 /* ---- rows ---- */
 
-static struct request_usage_row *row_of(struct du *du, const struct kv_session_entry *session)
+static struct request_usage_row *row_of(struct du *du, const struct kv_session_id *id)
 {
     struct request_usage *out = du->out;
     const bool by_user = !du->flow->req->in.u.usage.has_user;
+    const struct kv_user *user = du->at.session->user;
     for (uint32_t i = 0; by_user && i < out->row_count; i++)
-        if (kv_id_equal(out->rows[i].user_id.bytes, session->user->id.bytes)) return &out->rows[i];
+        if (kv_id_equal(out->rows[i].user_id.bytes, user->id.bytes)) return &out->rows[i];
     struct request_usage_row *row = &out->rows[out->row_count];
-    struct kv_arena *arena = du->flow->req->arena;
-    row->user_id = session->user->id;
-    row->user = kv_arena_strdup(arena, session->user->name, strlen(session->user->name));
+    row->user_id = user->id;
+    row->user = kv_arena_strdup(du->flow->req->arena, user->name, strlen(user->name));
     row->session = "";
     if (row->user == NULL) return NULL;
-    du->flow->names[out->row_count++] = (struct session_name){.id = session->id};
+    du->flow->names[out->row_count++] = (struct session_name){.id = *id};
     return row;
 }
 
 static kv_status session_end(struct du *du)
 {
+    const bool by_user = !du->flow->req->in.u.usage.has_user;
     if (!du->at.begun || du->at.session == NULL) return KV_OK;
-    struct request_usage_row *row = row_of(du, du->at.session);
-    if (row == NULL) return KV_NOMEM;
-    row->sessions += du->at.session->tree == NULL ? 1 : du->at.session->tree->session_count;
-    row->checkpoints += du->at.checkpoints;
-    row->live_pages += du->at.live_pages;
-    row->expired_pages += du->at.expired_pages;
+    const struct kv_tree *tree = du->at.session->tree;
+    (void)any_maker(du); /* A session has a row, whatever its records say. */
+    for (uint32_t i = 0; i < du->at.maker_count; i++) {
+        const struct du_maker *maker = &du->at.makers[i];
+        struct request_usage_row *row = row_of(du, &maker->id);
+        if (row == NULL) return KV_NOMEM;
+        row->sessions += by_user && tree != NULL ? tree->session_count : 1;
+        row->checkpoints += maker->checkpoints;
+        row->live_pages += maker->live_pages;
+        row->expired_pages += maker->expired_pages;
+    }
     return KV_OK;
 }
 
 /* ---- the walk ---- */
 
-static bool is_enough(const struct du *du)
+/* Also where the rows of the next tree might not all fit. */
+static bool is_enough(const struct du *du, const uint8_t *next)
 {
-    return du->records >= KV_USAGE_RECORDS_MAX || du->out->row_count >= KV_USAGE_ROWS_MAX;
+    struct kv_session_id id;
+    memcpy(id.bytes, next, sizeof(id.bytes));
+    const struct kv_session_entry *entry = kv_index_tree_entry(du->flow->shard->store->index, &id);
+    const uint32_t heads =
+        entry == NULL || entry->tree == NULL ? 1 : KV_MIN(entry->tree->session_count, MAKERS_MAX);
+    return du->records >= KV_USAGE_RECORDS_MAX || du->out->row_count + heads > KV_USAGE_ROWS_MAX;
 }
 
 /* True: the call has seen enough, and this session is the next one's first. */
@@ -300,7 +364,7 @@ static bool take_record(struct du *du, const struct kv_manifest_put *put, kv_sta
     if (put->key[SESSION_KEY_BYTES] == 'H') return false; /* What was, holds no page. */
     if (!du->at.begun || memcmp(du->at.id.bytes, id, sizeof(du->at.id.bytes)) != 0) {
         *status = session_end(du);
-        const bool enough = du->at.begun && is_enough(du);
+        const bool enough = du->at.begun && is_enough(du, id);
         if (enough) du->out->after = du->at.id;
         if (enough || *status != KV_OK) {
             du->out->more = enough;

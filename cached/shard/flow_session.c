@@ -32,10 +32,8 @@ static uint32_t head_position(const struct kv_session *session)
 static void record_done(void *context, kv_status status)
 {
     struct flow *flow = context;
-    const bool is_full = status != KV_OK && kv_manifest_stats(flow->shard->store->manifest).no_room;
     if (status != KV_OK)
-        flow_fail(flow, is_full ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY, "manifest", NULL,
-                  NULL);
+        flow_fail(flow, shard_unrecorded(flow->shard, status), "manifest", NULL, NULL);
     flow_finish(flow);
 }
 

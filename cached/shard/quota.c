@@ -380,7 +380,7 @@ void flow_list_users(struct flow *flow)
     struct kv_store *store = flow->shard->store;
     const struct request_in *in = &req->in;
     const struct kv_quota_entry *own;
-    const struct kv_user *user = NULL;
+    struct kv_user *user = NULL;
     uint32_t bucket = 0, count = 0;
     const uint32_t most = kv_index_usage(store->index).users + KV_QUOTA_USERS_MAX;
     struct request_user_row *rows = malloc(sizeof(*rows) * KV_MAX(most, 1u));

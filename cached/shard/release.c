@@ -21,8 +21,8 @@ static bool cancelled(void *context)
 static void finish(struct flow *flow, const struct kv_release_result *result, kv_status status)
 {
     struct shard *shard = flow->shard;
-    if (!flow->failed && (status == KV_INVALID || status == KV_IO))
-        flow_fail(flow, KV_REASON_SSD_READ_ONLY, status == KV_IO ? "manifest" : "ssd", NULL, NULL);
+    if (!flow->failed && (status == KV_INVALID || status == KV_IO || status == KV_BUSY))
+        flow_fail(flow, shard_unrecorded(shard, status), "ssd", NULL, NULL);
     else if (!flow->failed && status != KV_OK)
         flow_fail_status(flow, status);
     if (!flow->failed && !scrub_fill_status(flow, result->released > 0))

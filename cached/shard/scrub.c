@@ -225,8 +225,7 @@ static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char 
     scrub->started_ns = kv_clock_stopwatch_ns();
     scrub->ended_ns = 0;
     scrub->damaged = scrub->dropped = 0;
-    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started",
-           "by=%s pages=%llu rate_bytes=%llu", by,
+    kv_log(shard->options.log, KV_LOG_INFO, "scrub_started", "by=%s pages=%llu rate_bytes=%llu", by,
            (unsigned long long)kv_scrub_progress(scrub->run).pages_total,
            (unsigned long long)rate_bytes);
     return KV_OK;
@@ -258,6 +257,21 @@ static bool list_quarantined(struct flow *flow, struct request_scrub *out)
     return true;
 }
 
+/* A pass walks records, so it goes as far as they can be read. */
+static const char *failure_of(kv_status status)
+{
+    switch (status) {
+    case KV_OK:
+        return NULL;
+    case KV_CORRUPT:
+        return "records cannot be read: they are damaged";
+    case KV_IO:
+        return "records cannot be read: an error of the device or of its files";
+    default:
+        return "records could not be read this time";
+    }
+}
+
 bool scrub_fill_status(struct flow *flow, bool changed)
 {
     const struct scrub *scrub = &flow->shard->scrub;
@@ -273,11 +287,13 @@ bool scrub_fill_status(struct flow *flow, bool changed)
     if (scrub->started_ns > 0)
         out->elapsed_ms =
             ((out->running ? now_ns : scrub->ended_ns) - scrub->started_ns) / 1000000u;
+    if (!out->running) out->failure = failure_of(progress.status);
     out->pages_total = progress.pages_total;
     out->pages = progress.pages;
     out->bytes = progress.bytes;
     out->damaged = scrub->damaged;
     out->unread = progress.unread;
+    out->plain = progress.plain;
     out->waiting = scrub->pending_count;
     out->checkpoints_dropped = scrub->dropped;
     out->passes = scrub->passes;

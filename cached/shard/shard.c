@@ -35,6 +35,7 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_GET_STATS] = flow_get_stats,
     [REQUEST_ADVANCE_CLOCK] = flow_advance_clock,
     [REQUEST_SCRUB] = flow_scrub,
+    [REQUEST_ROTATE_KEY] = flow_rotate_key,
     [REQUEST_DISK_USAGE] = flow_disk_usage,
     [REQUEST_DELETE_SESSION] = flow_delete_session,
     [REQUEST_ERASE_USER] = flow_erase_user,
@@ -162,6 +163,13 @@ const char *shard_health(struct shard *shard)
     return atomic_load(&shard->health);
 }
 
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status)
+{
+    if (status == KV_IO) return KV_REASON_RESULT_UNKNOWN;
+    const bool no_room = kv_manifest_stats(shard->store->manifest).no_room;
+    return status == KV_BUSY || no_room ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)
 {
     struct kv_node *node = NULL;
@@ -249,8 +257,26 @@ static void tick_lives(struct shard *shard)
     }
 }
 
+void shard_files_gone(struct shard *shard, bool is_page_file, const char *why)
+{
+    atomic_store(is_page_file ? &shard->pages_gone : &shard->records_gone, why);
+    if (!is_page_file) kv_manifest_refuse(shard->store->manifest);
+    shard_poke(shard);
+}
+
+/* Pages are of no use without records.  NULL: all is there. */
+static const char *refuse_saves(struct shard *shard)
+{
+    const char *pages = atomic_load(&shard->pages_gone);
+    const char *records = atomic_load(&shard->records_gone);
+    if (pages != NULL) kv_ssd_refuse(shard->store->ssd, pages);
+    if (records != NULL) kv_ssd_refuse(shard->store->ssd, records);
+    return records;
+}
+
 void shard_look_at_health(struct shard *shard)
 {
+    const char *records_gone = refuse_saves(shard);
     const struct kv_ssd_usage usage = kv_ssd_usage(shard->store->ssd);
     const char *health = NULL;
     if (shard->store->recovery.lost_batches > 0)
@@ -262,6 +288,7 @@ void shard_look_at_health(struct shard *shard)
     if (usage.read_only) health = "the SSD tier is read-only: see its note in the status";
     if (kv_manifest_stats(shard->store->manifest).failed)
         health = "the manifest refuses writes after a failed sync";
+    if (records_gone != NULL) health = records_gone;
     const char *lost = worker_model_lost(shard->options.worker);
     if (lost != NULL) health = lost;
     atomic_store(&shard->health, health);

@@ -31,6 +31,10 @@ struct shard_options {
     uint32_t eos;                       /* Token that ends an answer. */
     uint64_t scrub_rate_bytes;          /* A second, where `scrub start` names none. */
     uint64_t scrub_every_ms;            /* One begins by itself; 0: none does. */
+    /* The master key as it is configured, read anew; NULL: none is.  On the shard. */
+    kv_status (*read_master_key)(void *context, uint8_t key[32], struct kv_error *err);
+    void *key_context;
+    const char *key_setting;       /* That says where it is. */
     const struct eng_model *model; /* For its count of wrong bytes (SYNTHETIC); NULL in tests. */
 };
 
@@ -47,6 +51,11 @@ kv_status shard_post(struct shard *shard, struct request *req) KV_MUST_CHECK;
 
 /* Any thread: tells the shard to look at cancelled flags soon. */
 void shard_poke(struct shard *shard);
+
+/* Any thread: a file that the next start needs is not in its place any more, so nothing more is
+ * acknowledged and health says so.  is_page_file: a segment's; else records or the directory are
+ * concerned.  `why` outlives the shard's run. */
+void shard_files_gone(struct shard *shard, bool is_page_file, const char *why);
 
 /* Any thread: refuse new requests (SHUTTING_DOWN), cancel running ones at the next chunk or step,
  * commit nothing new, return from shard_run when all are answered. */

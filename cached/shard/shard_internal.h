@@ -291,6 +291,7 @@ void flow_get_session(struct flow *flow);
 void flow_get_stats(struct flow *flow);
 void flow_advance_clock(struct flow *flow);
 void flow_scrub(struct flow *flow);
+void flow_rotate_key(struct flow *flow);
 void flow_release(struct flow *flow); /* Of flow_scrub(). */
 void flow_disk_usage(struct flow *flow);
 void flow_delete_session(struct flow *flow);
@@ -487,6 +488,10 @@ struct scrub {
 
 /* Once a loop turn.  Returns the nanoseconds until it wants the next one; UINT64_MAX: none. */
 uint64_t scrub_tick(struct shard *shard);
+/* Why a call fails whose records were not written (KV_BUSY: for want of room), or may have been
+ * (KV_IO). */
+enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status);
+
 /* The answer to any call of the scrub; false: no memory. */
 bool scrub_fill_status(struct flow *flow, bool changed);
 /* Seconds since a whole pass ended, or since the start where none did. */
@@ -631,4 +636,5 @@ struct shard {
     atomic_bool poked;
     struct kv_msg poke;
     _Atomic(const char *) health;
+    _Atomic(const char *) pages_gone, records_gone; /* Set by whoever watches the files. */
 };

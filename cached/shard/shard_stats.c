@@ -173,6 +173,8 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
         "Pages that could not be read; they stay stored.");
+    add(stats, "cached_missing_pages_total", "tier=\"ssd\"", (double)store->missing_pages,
+        "Pages that are gone: their file ends before them, or they have no place.");
     add(stats, "cached_checksum_failures_total", "tier=\"pool\",where=\"read\"",
         (double)store->corrupt_images, "Windows that failed verification.");
     add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,
@@ -285,6 +287,28 @@ static void fill_scrub(struct shard *shard, struct request_stats *stats)
         "Places that were quarantined since the start.");
     add(stats, "cached_quarantine_released_total", NULL, (double)store->released,
         "Quarantined places that were tried and are used again, since the start.");
+}
+
+static void fill_encryption(const struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_encryption_facts facts = kv_store_encryption(shard->store);
+    const struct kv_store_counters *store = &shard->store->counters;
+    char labels[64];
+    const int used = snprintf(labels, sizeof(labels), "master_key=\"%s\"", facts.master);
+    add(stats, "cached_encryption_on", NULL, facts.on, "Pages that are written are encrypted.");
+    if (!facts.is_encrypted) return;
+    add(stats, "cached_encryption_keys", kv_arena_strdup(stats->arena, labels, (size_t)used),
+        facts.keys, "Keys of users, and the master key that they are under.");
+    add(stats, "cached_encryption_unlocked_errno", NULL, facts.unlocked_errno,
+        "Why memory of keys is not locked; 0: it is.");
+    add(stats, "cached_pages_encrypted_total", NULL, (double)store->pages_encrypted,
+        "Pages written encrypted.");
+    add(stats, "cached_pages_decrypted_total", NULL, (double)store->pages_decrypted,
+        "Pages read that were encrypted.");
+    add(stats, "cached_pages_read_plain_total", NULL, (double)store->pages_plain,
+        "Pages read that were not encrypted, although the directory is.");
+    add(stats, "cached_key_rotations_total", NULL, (double)store->key_rotations,
+        "Times that the master key was replaced.");
 }
 
 /* What the start found; the same until the next one. */
@@ -462,6 +486,7 @@ void flow_get_stats(struct flow *flow)
     fill_store(flow->shard, stats);
     fill_space(flow->shard, stats);
     fill_scrub(flow->shard, stats);
+    fill_encryption(flow->shard, stats);
     fill_recovery(flow->shard, stats);
     fill_engine(flow->shard, stats);
     fill_latencies(flow->shard, stats);

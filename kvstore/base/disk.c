@@ -9,17 +9,20 @@
 #include "kvstore/base/disk.h"
 
 #include "kvstore/base/bytes.h"
+#include "kvstore/base/limits.h"
 
 #include <assert.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #define RETRIES_MAX 8u /* Without progress. */
+#define NAMES_BYTES_FIRST (64ull << 10)
 
 /* ---- results ---- */
 
@@ -179,6 +182,29 @@ void kv_disk_close_file(struct kv_disk *disk, int fd)
     if (fd < 0) return;
     const struct kv_disk_call call = {.verb = KV_DISK_CLOSE, .fd = fd};
     (void)!kv_disk_call(disk, &call); /* Whatever it says, the descriptor is gone. */
+}
+
+int64_t kv_disk_names(struct kv_disk *disk, int dir_fd, char **ret_names)
+{
+    for (uint64_t room = NAMES_BYTES_FIRST; room <= KV_DISK_NAMES_BYTES_MAX; room *= 2) {
+        uint8_t *names = malloc(room);
+        if (names == NULL) {
+            errno = ENOMEM;
+            return -1;
+        }
+        const struct kv_disk_call list = {
+            .verb = KV_DISK_LIST, .fd = dir_fd, .buf = names, .bytes = room};
+        const int64_t used = kv_disk_call(disk, &list);
+        if (used >= 0) {
+            *ret_names = (char *)names;
+            return used;
+        }
+        const int list_errno = errno;
+        free(names);
+        errno = list_errno;
+        if (list_errno != ERANGE) return -1;
+    }
+    return -1;
 }
 
 void kv_disk_register(struct kv_disk *disk, uint8_t *buf, uint64_t bytes)

@@ -89,6 +89,9 @@ uint32_t kv_disk_inflight(const struct kv_disk *disk);
  * at the end of the file or where an error stopped it. */
 int64_t kv_disk_call(struct kv_disk *disk, const struct kv_disk_call *call) KV_MUST_CHECK;
 void kv_disk_close_file(struct kv_disk *disk, int fd); /* fd < 0: nothing. */
+/* LIST with as much memory as it takes: bytes of the names, which the caller frees.  -1: errno also
+ * ENOMEM, and ERANGE where they are more than KV_DISK_NAMES_BYTES_MAX. */
+int64_t kv_disk_names(struct kv_disk *disk, int dir_fd, char **ret_names) KV_MUST_CHECK;
 
 /* Reads and writes inside of this memory will cost less (io_uring's registered buffers): the kernel
  * is told of each part when it is first used, because it then keeps that part in RAM.  Where the

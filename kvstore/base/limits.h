@@ -90,8 +90,13 @@
 #define KV_SCRUB_PENDING_MAX 64u         /* Findings whose session is busy. */
 #define KV_QUARANTINE_LISTED_MAX 256u    /* Places that status names; others are counted. */
 
+/* Encryption: pages on their way to SSD lie in buffers of their own, at least four of them. */
+#define KV_ENCRYPT_BUFFER_BYTES (4u << 20)
+#define KV_ENCRYPT_PAGES_MAX 64u
+
 /* Threads and I/O. */
 #define KV_DESCRIPTORS_MIN 128u /* Open files of a daemon, beside its segments. */
+#define KV_DISK_NAMES_BYTES_MAX (64u << 20) /* Of one folder: more than a million segments. */
 #define KV_RING_DEPTH 128u
 /* A device that gave nothing to a read or a save for so long is not waited for any more. */
 #define KV_DISK_PATIENCE_MS 5000u
@@ -99,6 +104,7 @@
 #define KV_MANIFEST_BATCHES_MAX 256u /* Of one synced write. */
 #define KV_LOG_LINE_MAX 1024u
 #define KV_LOG_QUEUE_LINES 1024u
+#define KV_LOG_DRAIN_MS 2000u /* At the end, for whoever reads the log. */
 #define KV_IO_ALIGN 4096u
 
 _Static_assert(KV_PROMPT_TOKENS_MAX % KV_PAGE_TOKENS == 0, "a session is whole pages");

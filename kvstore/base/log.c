@@ -6,6 +6,8 @@
  * line: a shard must not stand still because somebody's stderr does.  What was dropped is counted,
  * and the thread says so in a line of its own once there is room again.
  *
+ * Nor does the end of the process wait for it: what nobody takes in KV_LOG_DRAIN_MS is lost.
+ *
  * Control characters become '?', so that no name or error text can forge a second line.
  */
 
@@ -207,7 +209,7 @@ void kv_log_destroy(struct kv_log *log)
     log->stop = true;
     (void)pthread_cond_signal(&log->wake);
     (void)pthread_mutex_unlock(&log->lock);
-    kv_thread_join(&log->thread);
+    if (!kv_thread_join_within(&log->thread, KV_LOG_DRAIN_MS)) return;
     (void)pthread_cond_destroy(&log->wake);
     (void)pthread_mutex_destroy(&log->lock);
     free(log->lines);

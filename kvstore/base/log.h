@@ -22,7 +22,8 @@ typedef void kv_log_write_fn(void *context, const char *line, uint32_t bytes);
 kv_status kv_log_create(enum kv_log_level level, uint32_t queue_lines, kv_log_write_fn *write_fn,
                         void *context, struct kv_log **ret_log, struct kv_error *err) KV_MUST_CHECK;
 
-/* Writes out what is queued, stops the thread. */
+/* Writes out what is queued, stops the thread.  Where write_fn hangs, it and the log are left as
+ * they are after KV_LOG_DRAIN_MS, for the process that ends. */
 void kv_log_destroy(struct kv_log *log);
 
 /* Whether a line of that level would be written: to save making its fields. */

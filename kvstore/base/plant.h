@@ -22,6 +22,9 @@
     X(ACK_BEFORE_DELETE, "ack-before-delete")     /* A deletion, when it was handed over. */       \
     X(SEGMENTS_BEHIND, "segments-behind")         /* They lack what their batch takes. */          \
     X(TTL_ONLY_SWEPT, "ttl-only-swept")           /* Age is judged by the sweep, not at lookup. */ \
+    /* No bugs: the process ends in the middle of a rotation, */                                   \
+    X(ROTATE_CUT_BEFORE, "rotate-cut-before") /* before the records, */                            \
+    X(ROTATE_CUT_AFTER, "rotate-cut-after")   /* and behind them. */                               \
     /* Of disks: tests/seam/plant.h. */                                                            \
     X(SHORT_ACCEPTED, "short-accepted")       /* A short completion is taken for a whole one. */   \
     X(FLUSH_IGNORED, "flush-ignored")         /* A failed flush is taken for a good one. */        \

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 static _Thread_local enum kv_thread_role current_role = KV_THREAD_ANY;
@@ -70,6 +71,20 @@ void kv_thread_join(struct kv_thread *thread)
     const int rc = pthread_join(thread->handle, NULL);
     assert(rc == 0);
     thread->started = false;
+}
+
+bool kv_thread_join_within(struct kv_thread *thread, uint32_t ms)
+{
+    struct timespec until;
+    if (!thread->started) return true;
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    const uint64_t ns = (uint64_t)until.tv_nsec + (uint64_t)(ms % 1000) * 1000000u;
+    until.tv_sec += (time_t)(ms / 1000 + ns / 1000000000u);
+    until.tv_nsec = (long)(ns % 1000000000u);
+    const int rc = pthread_clockjoin_np(thread->handle, NULL, CLOCK_MONOTONIC, &until);
+    assert(rc == 0 || rc == ETIMEDOUT);
+    thread->started = rc != 0;
+    return rc == 0;
 }
 
 enum kv_thread_role kv_thread_role(void)

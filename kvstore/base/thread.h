@@ -7,6 +7,7 @@
 #include "kvstore/base/status.h"
 
 #include <pthread.h>
+#include <stdint.h>
 
 enum kv_thread_role {
     KV_THREAD_ANY = 0,
@@ -17,6 +18,7 @@ enum kv_thread_role {
     KV_THREAD_WORKER,
     KV_THREAD_MANIFEST,
     KV_THREAD_LOG,
+    KV_THREAD_WATCH,
 };
 
 typedef void kv_thread_fn(void *arg);
@@ -32,6 +34,8 @@ kv_status kv_thread_start(struct kv_thread *thread, enum kv_thread_role role, co
 
 /* Waits for it.  A thread that was never started is fine. */
 void kv_thread_join(struct kv_thread *thread);
+/* Waits that long at most.  false: it still runs, and what it uses must stay. */
+bool kv_thread_join_within(struct kv_thread *thread, uint32_t ms) KV_MUST_CHECK;
 
 enum kv_thread_role kv_thread_role(void);
 void kv_thread_assert(enum kv_thread_role role);

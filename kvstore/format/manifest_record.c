@@ -1,11 +1,13 @@
 /*
  * Encodes and checks the records of the manifest.  All are of version 1, but for sessions and nodes
- * of forked trees, which name one more id; by offset:
+ * of forked trees, which name one more id, and where another is named; by offset:
  *
  *   store    0 version, 1 directory 16 B, 17 model 32 B, 49 u64 boots, 57 crc
  *   commit   0 version, 1 u64 number, 9 crc
  *   clock    0 version, 1 u64 floor_ms, 9 u64 before_ms, 17 crc
  *   user     0 version, 1 salt 32 B, 33 u8 name length, 34 name, crc
+ *   user     0 version 2, 1 u32 key id, 5 nonce 12 B, 17 sealed salt 32 B, 49 tag 16 B,
+ *            65 u8 name length, 66 name, crc
  *   session  0 version, 1 user 16 B, 17 u8 kind, 18 u64 created_ms, 26 u64 used_ms,
  *            34 u64 ttl_ms, 42 u64 epoch, 50 u8 has_head, 51 head 16 B, 67 u8 name length,
  *            68 u8 parent name length, 69 u32 head_tokens, 73 u32 checkpoints,
@@ -32,7 +34,7 @@
 
 #include <assert.h>
 
-enum { RECORD_VERSION = 1, VERSION_FORKED = 2, CRC_BYTES = 4 };
+enum { RECORD_VERSION = 1, RECORD_VERSION_SEALED = 2, VERSION_FORKED = 2, CRC_BYTES = 4 };
 enum { SESSION_FORKED = 37, NODE_FORKED = 16 }; /* What version 2 has behind version 1. */
 
 enum {
@@ -40,6 +42,7 @@ enum {
     COMMIT_BYTES = 9,
     CLOCK_BYTES = 17,
     USER_FIXED = 34,
+    USER_SEALED_FIXED = 66,
     SESSION_FIXED = 81,
     NODE_FIXED = 108,
     PAGE_BYTES = 37,
@@ -50,7 +53,8 @@ enum {
 _Static_assert(STORE_BYTES + CRC_BYTES <= KV_RECORD_STORE_MAX, "a store record fits");
 _Static_assert(COMMIT_BYTES + CRC_BYTES == KV_RECORD_COMMIT_BYTES, "a commit record fits");
 _Static_assert(CLOCK_BYTES + CRC_BYTES == KV_RECORD_CLOCK_BYTES, "a clock record fits");
-_Static_assert(USER_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX, "a user fits");
+_Static_assert(USER_SEALED_FIXED + KV_USER_NAME_MAX + CRC_BYTES <= KV_RECORD_USER_MAX,
+               "a user fits");
 _Static_assert(SESSION_FIXED + 2 * KV_SESSION_NAME_MAX + SESSION_FORKED + CRC_BYTES <=
                    KV_RECORD_SESSION_MAX,
                "a session fits");
@@ -74,10 +78,15 @@ static bool is_whole(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
     return kv_load32(value + body_bytes) == kv_checksum(value, body_bytes);
 }
 
-/* And of version 1. */
+/* And of that version. */
+static bool is_version(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes, uint8_t version)
+{
+    return is_whole(value, bytes, fixed_bytes) && value[0] == version;
+}
+
 static bool is_sound(const uint8_t *value, uint32_t bytes, uint32_t fixed_bytes)
 {
-    return is_whole(value, bytes, fixed_bytes) && value[0] == RECORD_VERSION;
+    return is_version(value, bytes, fixed_bytes, RECORD_VERSION);
 }
 
 /* Version 1 or 2, and the length that the fields up to `at` say. */
@@ -179,10 +188,25 @@ kv_status kv_record_clock_decode(const uint8_t *value, uint32_t bytes,
     return KV_OK;
 }
 
+static uint32_t user_encode_sealed(const struct kv_record_user *record, uint32_t length,
+                                   uint8_t *buf)
+{
+    const struct kv_sealed_salt *sealed = &record->sealed;
+    buf[0] = RECORD_VERSION_SEALED;
+    kv_store32(buf + 1, sealed->key_id);
+    memcpy(buf + 5, sealed->nonce, sizeof(sealed->nonce));
+    memcpy(buf + 17, sealed->salt, sizeof(sealed->salt));
+    memcpy(buf + 49, sealed->tag, sizeof(sealed->tag));
+    buf[65] = (uint8_t)length;
+    memcpy(buf + USER_SEALED_FIXED, record->name, length);
+    return seal(buf, USER_SEALED_FIXED + length);
+}
+
 uint32_t kv_record_user_encode(const struct kv_record_user *record, uint8_t *buf)
 {
     const uint32_t length = name_length(record->name, KV_USER_NAME_MAX);
     assert(length > 0);
+    if (record->sealed.key_id > 0) return user_encode_sealed(record, length, buf);
     buf[0] = RECORD_VERSION;
     memcpy(buf + 1, record->salt, sizeof(record->salt));
     buf[33] = (uint8_t)length;
@@ -193,14 +217,25 @@ uint32_t kv_record_user_encode(const struct kv_record_user *record, uint8_t *buf
 kv_status kv_record_user_decode(const uint8_t *value, uint32_t bytes,
                                 struct kv_record_user *ret_record)
 {
-    if (!is_sound(value, bytes, USER_FIXED)) return KV_CORRUPT;
-    const uint32_t length = value[33];
+    const bool is_sealed = bytes > 0 && value[0] == RECORD_VERSION_SEALED;
+    const uint32_t fixed = is_sealed ? USER_SEALED_FIXED : USER_FIXED;
+    if (!is_version(value, bytes, fixed, is_sealed ? RECORD_VERSION_SEALED : RECORD_VERSION))
+        return KV_CORRUPT;
+    const uint32_t length = value[fixed - 1];
     if (length < 1 || length > KV_USER_NAME_MAX) return KV_CORRUPT;
-    if (bytes != USER_FIXED + length + CRC_BYTES) return KV_CORRUPT;
+    if (bytes != fixed + length + CRC_BYTES) return KV_CORRUPT;
 
     struct kv_record_user record = {.name = {0}};
-    if (!read_name(value + USER_FIXED, length, record.name)) return KV_CORRUPT;
-    memcpy(record.salt, value + 1, sizeof(record.salt));
+    if (!read_name(value + fixed, length, record.name)) return KV_CORRUPT;
+    if (is_sealed) {
+        record.sealed.key_id = kv_load32(value + 1);
+        if (record.sealed.key_id == 0) return KV_CORRUPT;
+        memcpy(record.sealed.nonce, value + 5, sizeof(record.sealed.nonce));
+        memcpy(record.sealed.salt, value + 17, sizeof(record.sealed.salt));
+        memcpy(record.sealed.tag, value + 49, sizeof(record.sealed.tag));
+    } else {
+        memcpy(record.salt, value + 1, sizeof(record.salt));
+    }
     *ret_record = record;
     return KV_OK;
 }

@@ -8,7 +8,8 @@
  *   "M"                                  store: directory, fingerprint, boot count
  *   "C"                                  commit: how many batches there were
  *   "W"                                  clock: when a wall clock that jumped was believed
- *   "U" user(16)                         user: name, salt
+ *   "U" user(16)                         user: name, salt (version 2: encrypted)
+ *   "K" user(16) key id u32 BE           a data key of that user (format/key_record.h)
  *   "S" session(16)                      session
  *   "T" tree(16) "N" checkpoint(16)      node of a tree: of the session of that id, and its forks
  *   "T" tree(16) "P" page uid u64 BE     page of that tree
@@ -20,6 +21,7 @@
 #include "kvstore/base/limits.h"
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
+#include "kvstore/format/key_record.h"
 #include "kvstore/format/kernels.h"
 
 #include <stdbool.h>
@@ -46,7 +48,8 @@ struct kv_record_clock {
 
 struct kv_record_user {
     char name[KV_USER_NAME_MAX + 1];
-    uint8_t salt[32];
+    uint8_t salt[KV_SALT_BYTES];  /* In plain, unless: */
+    struct kv_sealed_salt sealed; /* With a key id: the salt, and version 2 of the record. */
 };
 
 struct kv_record_session {

@@ -168,6 +168,11 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
            "The SSD tier takes no writes since a write or flush failed.",
            "See status and the log; restart after the device is repaired."),
+    REASON(
+        RESULT_UNKNOWN, UNAVAILABLE,
+        "The write of this call's records failed in the middle: it happened or it did not, which "
+        "the next start of the daemon finds out.",
+        "Call again after a restart, with the same ids: what happened is not done twice."),
     REASON(SSD_SLOW, UNAVAILABLE,
            "The device of the SSD tier does not answer; the save may still get there.",
            "Nothing to do for the answer; WaitDurable tells when it is stored.  Look at the "
@@ -219,12 +224,20 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
     REASON(SCRUB_INVALID, INVALID_ARGUMENT,
            "The action of a Scrub call is unknown, or its rate is not 1 MiB to 64 GiB a second; "
            "only a start takes a rate.",
-           "Use STATUS, START or STOP; name a rate with START only, or 0 for scrub.rate."),
+           "Use STATUS, START, STOP or RELEASE; name a rate with START only, or 0 for scrub.rate."),
     REASON(USER_INVALID, INVALID_ARGUMENT,
            "A user name is 1 to 64 bytes of letters, digits and any of . _ -.",
            "Name a user of the token file."),
     REASON(USER_NOT_FOUND, NOT_FOUND, "No user of that name has opened a session.",
            "`cachectl du` lists those that have."),
+    REASON(ENCRYPTION_OFF, FAILED_PRECONDITION,
+           "Nothing in the state directory is encrypted: there is no key to rotate.",
+           "Set ssd.encryption = on and a master key, and restart the daemon."),
+    REASON(MASTER_KEY_INVALID, FAILED_PRECONDITION,
+           "The new master key cannot be read from where the configuration says it is; the one in "
+           "use stays.",
+           "The sentence says what is wrong with it; put 32 bytes or 64 hex digits there, for its "
+           "owner only."),
     REASON(POSITION_INVALID, INVALID_ARGUMENT,
            "A position is below 1,048,576, and is said only with has_position.",
            "Name a token of the session, the first one is 0."),
@@ -235,12 +248,14 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Name another one, with more digits if they begin alike."),
     REASON(QUOTA_SESSIONS, RESOURCE_EXHAUSTED,
            "The user has as many sessions as the quota allows, and all of them are in use.",
-           "Delete a session that is not needed, or ask the operator for more: `cachectl quota set`."),
-    REASON(QUOTA_BYTES_SSD, RESOURCE_EXHAUSTED,
-           "The user has as many bytes on SSD as the quota allows, and no session of the user's own "
-           "could make room.",
-           "Delete sessions, or ask the operator for more: `cachectl quota set`; until then turns go "
-           "on in memory and are not stored."),
+           "Delete a session that is not needed, or ask the operator for more (`cachectl quota "
+           "set`)."),
+    REASON(
+        QUOTA_BYTES_SSD, RESOURCE_EXHAUSTED,
+        "The user has as many bytes on SSD as the quota allows, and no session of the user's own "
+        "could make room.",
+        "Delete sessions, or ask the operator for more: `cachectl quota set`; until then turns go "
+        "on in memory and are not stored."),
     REASON(QUOTA_REQUESTS, RESOURCE_EXHAUSTED,
            "The user makes more calls a second than the quota allows.",
            "Wait as long as RetryInfo says."),

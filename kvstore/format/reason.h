@@ -26,13 +26,13 @@
     X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED) X(CONTEXT_FULL)    \
     /* failures: room */                                                                           \
     X(HBM_FULL) X(SSD_FULL) X(SSD_READ_ONLY) X(SSD_SLOW) X(INDEX_FULL) X(QUEUE_FULL)               \
-    X(SESSIONS_FULL)                                                                               \
+    X(SESSIONS_FULL) X(RESULT_UNKNOWN)                                                             \
     /* failures: transport and identity */                                                         \
     X(MESSAGE_MALFORMED) X(MESSAGE_TOO_LARGE) X(TOKEN_MISSING) X(TOKEN_UNKNOWN) X(ROLE_DENIED)     \
     X(DEADLINE) X(CANCELLED) X(SHUTTING_DOWN) X(NOT_IMPLEMENTED) X(UNKNOWN_METHOD)                 \
     X(UNKNOWN_SERVICE) X(STARTING) X(SESSION_UNREADABLE)                                           \
     X(CLOCK_NOT_VIRTUAL) X(CLOCK_STEP_INVALID) X(MODEL_LOST) X(INTERNAL)                           \
-    X(SCRUB_INVALID) X(USER_INVALID) X(USER_NOT_FOUND)                                             \
+    X(SCRUB_INVALID) X(USER_INVALID) X(USER_NOT_FOUND) X(ENCRYPTION_OFF) X(MASTER_KEY_INVALID)     \
     /* failures: why and quotas */                                                                 \
     X(POSITION_INVALID) X(MODEL_INVALID) X(MODEL_IN_USE)                                           \
     X(QUOTA_SESSIONS) X(QUOTA_BYTES_SSD) X(QUOTA_REQUESTS) X(QUOTA_TOKENS) X(QUOTA_SAVES)          \

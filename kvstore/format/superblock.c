@@ -24,7 +24,9 @@ enum {
     AT_SEGMENT_BYTES = 40,
     AT_FEATURES = 48,
     AT_CREATED = 56,
-    AT_ZEROS = 64,
+    AT_MASTER = 64,
+    AT_NEXT_MASTER = AT_MASTER + KV_KEY_CHECK_BYTES,
+    AT_ZEROS = AT_NEXT_MASTER + KV_KEY_CHECK_BYTES,
 };
 
 static const uint8_t magic[8] = {'K', 'V', 'S', 'U', 'P', 'E', 'R', '\n'};
@@ -32,6 +34,27 @@ static const uint8_t magic[8] = {'K', 'V', 'S', 'U', 'P', 'E', 'R', '\n'};
 static uint32_t checksum_of(const uint8_t *copy)
 {
     return kv_checksum(copy + AT_VERSION, KV_SUPERBLOCK_COPY_BYTES - AT_VERSION);
+}
+
+static void write_check(const struct kv_key_check *check, uint8_t *at)
+{
+    memcpy(at, check->master.bytes, KV_MASTER_ID_BYTES);
+    memcpy(at + KV_MASTER_ID_BYTES, check->nonce, KV_NONCE_BYTES);
+    memcpy(at + KV_MASTER_ID_BYTES + KV_NONCE_BYTES, check->tag, KV_TAG_BYTES);
+}
+
+static void read_check(const uint8_t *at, struct kv_key_check *check)
+{
+    memcpy(check->master.bytes, at, KV_MASTER_ID_BYTES);
+    memcpy(check->nonce, at + KV_MASTER_ID_BYTES, KV_NONCE_BYTES);
+    memcpy(check->tag, at + KV_MASTER_ID_BYTES + KV_NONCE_BYTES, KV_TAG_BYTES);
+}
+
+static bool is_zero(const uint8_t *bytes, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (bytes[i] != 0) return false;
+    return true;
 }
 
 void kv_superblock_encode(const struct kv_superblock *superblock,
@@ -50,6 +73,11 @@ void kv_superblock_encode(const struct kv_superblock *superblock,
     kv_store64(bytes + AT_SEGMENT_BYTES, superblock->segment_bytes);
     kv_store64(bytes + AT_FEATURES, superblock->features);
     kv_store64(bytes + AT_CREATED, superblock->created_ms);
+    if ((superblock->features & KV_FEATURE_ENCRYPTION) != 0) {
+        write_check(&superblock->master, bytes + AT_MASTER);
+        if (superblock->has_next_master)
+            write_check(&superblock->next_master, bytes + AT_NEXT_MASTER);
+    }
     kv_store32(bytes + AT_CHECKSUM, checksum_of(bytes));
     memcpy(bytes + KV_SUPERBLOCK_COPY_BYTES, bytes, KV_SUPERBLOCK_COPY_BYTES);
 }
@@ -65,8 +93,10 @@ static kv_status decode_copy(const uint8_t *copy, struct kv_superblock *ret_supe
         *ret_version = version;
         return KV_INVALID;
     }
-    for (uint32_t i = AT_ZEROS; i < KV_SUPERBLOCK_COPY_BYTES; i++)
-        if (copy[i] != 0) return KV_CORRUPT;
+    const bool is_encrypted = (kv_load64(copy + AT_FEATURES) & KV_FEATURE_ENCRYPTION) != 0;
+    const uint32_t zeros_from = is_encrypted ? AT_ZEROS : AT_MASTER;
+    if (!is_zero(copy + zeros_from, KV_SUPERBLOCK_COPY_BYTES - zeros_from)) return KV_CORRUPT;
+    if (is_encrypted && is_zero(copy + AT_MASTER, KV_KEY_CHECK_BYTES)) return KV_CORRUPT;
 
     struct kv_superblock superblock = {
         .page_bytes = kv_load32(copy + AT_PAGE_BYTES),
@@ -79,6 +109,11 @@ static kv_status decode_copy(const uint8_t *copy, struct kv_superblock *ret_supe
     if (superblock.segment_bytes <= superblock.page_bytes) return KV_CORRUPT;
     if (superblock.window_tokens == 0) return KV_CORRUPT;
     memcpy(superblock.id.bytes, copy + AT_ID, sizeof(superblock.id.bytes));
+    if (is_encrypted) {
+        superblock.has_next_master = !is_zero(copy + AT_NEXT_MASTER, KV_KEY_CHECK_BYTES);
+        read_check(copy + AT_MASTER, &superblock.master);
+        read_check(copy + AT_NEXT_MASTER, &superblock.next_master);
+    }
     *ret_superblock = superblock;
     *ret_version = version;
     return KV_OK;

@@ -13,7 +13,9 @@
  *    40  u64 segment_bytes
  *    48  u64 features: one bit for each addition that a reader must know
  *    56  u64 created_ms: wall time
- *    64  zeros
+ *    64  with KV_FEATURE_ENCRYPTION: id (8 B), nonce (12 B) and tag (16 B) of the master key
+ *   100  the same of the next one, while it takes its place; else zeros
+ *   136  zeros
  *
  * Magic, checksum and version stand at these places in every version to come; the rest is version
  * 1's.  Pure; any thread.
@@ -21,6 +23,7 @@
 
 #include "kvstore/base/status.h"
 #include "kvstore/format/ids.h"
+#include "kvstore/format/key_record.h"
 
 #include <stdint.h>
 
@@ -32,13 +35,14 @@
 
 /* Bits of `features` that this build knows. */
 #define KV_FEATURE_SEGMENTS 1ull   /* Segment records: a start reads no trees. */
+#define KV_FEATURE_ENCRYPTION 2ull /* Pages may be encrypted; records K. */
 #define KV_FEATURE_QUARANTINE 4ull /* Records Q. */
 #define KV_FEATURE_FORKS 16ull     /* Sessions and nodes of version 2. */
 #define KV_FEATURE_HISTORY 32ull   /* Records T H and D. */
 #define KV_FEATURE_QUOTAS 64ull    /* Records L and B. */
 #define KV_FEATURES_KNOWN                                                                          \
-    (KV_FEATURE_SEGMENTS | KV_FEATURE_QUARANTINE | KV_FEATURE_FORKS | KV_FEATURE_HISTORY |         \
-     KV_FEATURE_QUOTAS)
+    (KV_FEATURE_SEGMENTS | KV_FEATURE_ENCRYPTION | KV_FEATURE_QUARANTINE | KV_FEATURE_FORKS |      \
+     KV_FEATURE_HISTORY | KV_FEATURE_QUOTAS)
 
 struct kv_superblock {
     struct kv_directory_id id;
@@ -47,6 +51,9 @@ struct kv_superblock {
     uint64_t segment_bytes;
     uint64_t features;
     uint64_t created_ms;
+    /* With KV_FEATURE_ENCRYPTION: of the master key, and of the one that takes its place. */
+    struct kv_key_check master, next_master;
+    bool has_next_master;
 };
 
 /* Writes both copies. */

@@ -56,6 +56,11 @@ struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest)
     return manifest->ops->stats(manifest);
 }
 
+void kv_manifest_refuse(struct kv_manifest *manifest)
+{
+    if (manifest->ops->refuse != NULL) manifest->ops->refuse(manifest);
+}
+
 bool kv_manifest_scan_add(struct kv_manifest_scan *scan, const struct kv_manifest_put *record)
 {
     const uint64_t bytes = (uint64_t)RECORD_HEAD_BYTES + record->key_bytes + record->value_bytes;

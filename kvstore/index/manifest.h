@@ -49,7 +49,9 @@ struct kv_manifest_batch {
     const struct kv_manifest_put *puts;
     uint32_t put_count;
     bool resumes;     /* After failures on a full file system: it and what follows is written. */
-    kv_status status; /* Result. */
+    /* Result.  KV_BUSY: no room, KV_INVALID: a write failed before, and nothing was written; KV_IO:
+     * written or not, the next start finds out. */
+    kv_status status;
     /* Owned by the manifest. */
     struct kv_msg inbox;
     struct kv_manifest *manifest;
@@ -104,6 +106,10 @@ struct kv_manifest_stats {
 };
 struct kv_manifest_stats kv_manifest_stats(struct kv_manifest *manifest); /* Any thread. */
 
+/* Any thread: every batch from now on fails with KV_IO, as after one that failed.  For who knows
+ * that what is written would not be found again. */
+void kv_manifest_refuse(struct kv_manifest *manifest);
+
 /* ---- for implementations ---- */
 
 /* The functions above, without their prefix; each embeds struct kv_manifest. */
@@ -117,6 +123,7 @@ struct kv_manifest_ops {
                           uint32_t prefix_bytes, kv_manifest_visit_fn *visit, void *context,
                           struct kv_error *err);
     struct kv_manifest_stats (*stats)(struct kv_manifest *manifest);
+    void (*refuse)(struct kv_manifest *manifest); /* NULL: its files cannot get lost. */
 };
 
 struct kv_manifest {

@@ -151,7 +151,7 @@ static bool has_room(struct rocks *rocks, uint64_t memory_max)
 static kv_status group_write(struct rocks *rocks, rocksdb_writebatch_t *group, struct kv_error *err)
 {
     if (atomic_load(&rocks->failed))
-        return KV_FAIL(err, KV_IO, "the manifest failed before; restart to go on");
+        return KV_FAIL(err, KV_INVALID, "the manifest failed before; restart to go on");
     if (!has_room(rocks, MEMORY_MAX)) {
         atomic_store(&rocks->stopped, true);
         return KV_FAIL(err, KV_BUSY, "the file system of '%s' is full", rocks->dir);
@@ -456,6 +456,11 @@ static void rocks_close(struct kv_manifest *manifest)
     free(rocks);
 }
 
+static void rocks_refuse(struct kv_manifest *manifest)
+{
+    atomic_store(&rocks_of(manifest)->failed, true);
+}
+
 static struct kv_manifest_stats rocks_stats(struct kv_manifest *manifest)
 {
     struct rocks *rocks = rocks_of(manifest);
@@ -479,6 +484,7 @@ static const struct kv_manifest_ops rocks_ops = {
     .write_now = rocks_write_now,
     .scan_now = rocks_scan_now,
     .stats = rocks_stats,
+    .refuse = rocks_refuse,
 };
 
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest, struct kv_error *err)

@@ -103,6 +103,15 @@ struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_i
     return user;
 }
 
+struct kv_user *kv_index_user_next(struct kv_index *index, uint32_t *bucket, struct kv_user *last)
+{
+    struct kv_user *user = last == NULL ? NULL : last->next;
+    if (last == NULL) user = index->users[*bucket];
+    while (user == NULL && *bucket + 1 < USER_BUCKETS)
+        user = index->users[++*bucket];
+    return user;
+}
+
 void kv_index_user_remove(struct kv_index *index, struct kv_user *user)
 {
     struct kv_user **link = &index->users[kv_load32(user->id.bytes) % USER_BUCKETS];
@@ -113,21 +122,6 @@ void kv_index_user_remove(struct kv_index *index, struct kv_user *user)
     index->session_bytes -= sizeof(*user);
     explicit_bzero(user, sizeof(*user)); /* Salt and name. */
     free(user);
-}
-
-struct kv_user *kv_index_user_next(const struct kv_index *index, uint32_t *bucket,
-                                   const struct kv_user *last)
-{
-    struct kv_user *next = NULL;
-    if (last != NULL) {
-        next = last->next;
-        if (next == NULL) (*bucket)++;
-    }
-    while (next == NULL && *bucket < USER_BUCKETS) {
-        next = index->users[*bucket];
-        if (next == NULL) (*bucket)++;
-    }
-    return next;
 }
 
 struct kv_history *kv_index_history(struct kv_index *index, struct kv_tree *tree)

@@ -49,6 +49,7 @@ struct kv_user {
     struct kv_digest root;           /* D_0 of this user and the model served now. */
     char name[KV_USER_NAME_MAX + 1]; /* Set by whoever adds it; "" in tests. */
     bool erasing;                    /* No session of it is made. */
+    void *keys;                      /* The store's: data keys, the newest first; NULL: none. */
     uint32_t pages;                  /* Of all sessions, as below. */
     uint32_t main_sessions;          /* Of kind MAIN; kv_index_session_kind(). */
     struct kv_rate requests, tokens; /* What his quota still lets through. */
@@ -179,13 +180,13 @@ kv_status kv_index_create(const struct kv_index_options *options, struct kv_inde
                           struct kv_error *err) KV_MUST_CHECK;
 void kv_index_destroy(struct kv_index *index);
 
-/* In no particular order; start with *bucket = 0, last = NULL. */
-struct kv_user *kv_index_user_next(const struct kv_index *index, uint32_t *bucket,
-                                   const struct kv_user *last);
 struct kv_user *kv_index_user_find(struct kv_index *index, const struct kv_user_id *id);
 /* salt NULL: a fresh random one.  NULL: out of memory. */
 struct kv_user *kv_index_user_add(struct kv_index *index, const struct kv_user_id *id,
                                   const uint8_t salt[32]);
+
+/* In no particular order; start with *bucket = 0, last = NULL. */
+struct kv_user *kv_index_user_next(struct kv_index *index, uint32_t *bucket, struct kv_user *last);
 
 /* It has no session. */
 void kv_index_user_remove(struct kv_index *index, struct kv_user *user);

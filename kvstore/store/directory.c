@@ -5,7 +5,7 @@
  * manifest and the first segment are made.  So a directory that has those and no superblock is not
  * a new one interrupted by a crash; it is of the layout before version 1.  After that the file
  * changes only when a copy of it was damaged, while there is no segment yet, or when the directory
- * gets a feature.
+ * gets a feature or another master key.
  */
 
 #include "kvstore/store/directory.h"
@@ -22,7 +22,6 @@
 #include <sys/random.h>
 
 #define PATH_BYTES 512u
-#define NAMES_FIRST (64u << 10)
 
 static const char file_name[] = "superblock";
 static const char new_name[] = "superblock.new";
@@ -237,24 +236,9 @@ static kv_status list_names(struct kv_disk *disk, const char *dir, char **ret_na
     struct folder folder;
     kv_status status = folder_open(disk, dir, &folder, err);
     if (status != KV_OK) return status;
-    char *names = NULL;
-    int64_t got = -1;
-    for (uint64_t room = NAMES_FIRST; got < 0; room *= 2) {
-        char *more = realloc(names, room);
-        if (more == NULL) {
-            status = KV_FAIL(err, KV_NOMEM, "list directory '%s'", dir);
-            break;
-        }
-        names = more;
-        const struct kv_disk_call list = {
-            .verb = KV_DISK_LIST, .fd = folder.fd, .buf = (uint8_t *)names, .bytes = room};
-        got = kv_disk_call(disk, &list);
-        if (got >= 0 || errno == ERANGE) continue;
-        status = KV_FAIL_ERRNO(err, KV_IO, "list directory '%s'", dir);
-        break;
-    }
+    const int64_t got = kv_disk_names(disk, folder.fd, ret_names);
+    if (got < 0) status = KV_FAIL_ERRNO(err, KV_IO, "list directory '%s'", dir);
     folder_close(&folder);
-    *ret_names = names;
     *ret_bytes = got < 0 ? 0 : (uint64_t)got;
     return status;
 }
@@ -322,12 +306,19 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
     return status;
 }
 
+kv_status kv_directory_replace(struct kv_disk *disk, const char *dir,
+                               const struct kv_superblock *next, struct kv_superblock *superblock,
+                               struct kv_error *err)
+{
+    const kv_status status = write_file(disk, dir, next, err);
+    if (status == KV_OK) *superblock = *next;
+    return status;
+}
+
 kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,
                                    struct kv_superblock *superblock, struct kv_error *err)
 {
     struct kv_superblock next = *superblock;
     next.features |= feature;
-    const kv_status status = write_file(disk, dir, &next, err);
-    if (status == KV_OK) *superblock = next;
-    return status;
+    return kv_directory_replace(disk, dir, &next, superblock, err);
 }

@@ -21,6 +21,12 @@ kv_status kv_directory_open(struct kv_disk *disk, const char *dir, const struct 
                             struct kv_superblock *ret_superblock,
                             struct kv_error *err) KV_MUST_CHECK;
 
+/* Writes `next`, durable when it returns KV_OK, and then *superblock is equal to it; after another
+ * status the file may be as it was or as `next` says. */
+kv_status kv_directory_replace(struct kv_disk *disk, const char *dir,
+                               const struct kv_superblock *next, struct kv_superblock *superblock,
+                               struct kv_error *err) KV_MUST_CHECK;
+
 /* Adds a bit of `features` to the superblock, durable when it returns KV_OK; after another status
  * it may have the bit or not.  *superblock: as on disk, and is changed with it. */
 kv_status kv_directory_add_feature(struct kv_disk *disk, const char *dir, uint64_t feature,

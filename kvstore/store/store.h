@@ -16,6 +16,7 @@
 #include "kvstore/base/log.h"
 #include "kvstore/base/mailbox.h"
 #include "kvstore/base/plant.h"
+#include "kvstore/format/key_record.h"
 #include "kvstore/format/layout.h"
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/quarantine.h"
@@ -30,6 +31,13 @@
 #include "kvstore/tier/tier_hbm.h"
 #include "kvstore/tier/tier_pool.h"
 #include "kvstore/tier/tier_ssd.h"
+
+/* Of what is stored from now on, and what opens what is there. */
+struct kv_encryption {
+    bool on;               /* New pages and salts are encrypted. */
+    const uint8_t *master; /* KV_KEY_BYTES, until kv_store_open() returns; NULL: no key is given. */
+    const char *source;    /* Where it is from, to tell: "file '/etc/cached.key'". */
+};
 
 struct kv_store_options {
     const char *dir;                 /* State directory: exists; ssd/ is made inside. */
@@ -52,6 +60,7 @@ struct kv_store_options {
     /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
     void (*progress)(void *context, const char *phase, uint32_t percent);
     void *progress_context;
+    struct kv_encryption encryption;
     enum kv_plant plant; /* Test builds: a bug to be found. */
 };
 
@@ -79,6 +88,9 @@ struct kv_store_counters {
     uint64_t removed_nodes[KV_REASON_COUNT], removed_pages[KV_REASON_COUNT]; /* By cause. */
     uint64_t scrubbed_pages, scrubbed_bytes, scrub_corrupt_pages, scrub_unread_pages;
     uint64_t quarantined, released; /* Places, since the start. */
+    uint64_t pages_encrypted, pages_decrypted;
+    uint64_t pages_plain; /* Read from a directory that is encrypted, and in plain. */
+    uint64_t key_rotations;
 };
 
 /* A session that is gone as a whole. */
@@ -107,6 +119,8 @@ struct kv_store {
     uint64_t commit;                    /* Number of the last batch posted. */
     struct kv_segments *segments;       /* segments.h */
     struct kv_note *note;               /* store_note.c; NULL: nothing can be noted. */
+    struct kv_keys *keys;               /* store_keys.c; NULL: nothing here is encrypted. */
+    struct kv_encrypter *encrypter;     /* store_encrypt.c; NULL: nothing is encrypted now. */
     struct kv_batch *dead;              /* Removals waiting for kv_store_tick(). */
     struct kv_batches answered, noting; /* Durable or failed; their owners are not told yet. */
     uint64_t checkpoints;               /* With a durable record, loaded or not. */
@@ -131,7 +145,8 @@ struct kv_store {
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
  * KV_INVALID, in one sentence and with nothing changed: of another layout version, or made for
- * another model shape or segment size, or settings that cannot work. */
+ * another model shape or segment size, or encrypted and the key is not there or not the right one,
+ * or settings that cannot work.  A directory gets its encryption here. */
 kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err) KV_MUST_CHECK;
 
 /* Creates what is missing, recovers what is there. */
@@ -162,7 +177,8 @@ struct kv_batch *kv_batch_create(struct kv_store *store); /* NULL: out of memory
 void kv_batch_discard(struct kv_batch *batch);
 /* As it is now: after the session's nodes, if some are in the same batch. */
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session) KV_MUST_CHECK;
-kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user,
+/* With its data keys, where there are some; one is drawn when there should be. */
+kv_status kv_batch_user(struct kv_batch *batch, struct kv_user *user,
                         const char *name) KV_MUST_CHECK;
 kv_status kv_batch_node(struct kv_batch *batch, struct kv_node *node) KV_MUST_CHECK;
 kv_status kv_batch_page(struct kv_batch *batch, const struct kv_page *page) KV_MUST_CHECK;
@@ -172,6 +188,7 @@ kv_status kv_batch_delete_page(struct kv_batch *batch, const struct kv_session_i
                                uint64_t uid) KV_MUST_CHECK;
 kv_status kv_batch_delete_session(struct kv_batch *batch,
                                   const struct kv_session_id *session) KV_MUST_CHECK;
+/* With its data keys: without them nothing that is left of its pages can be read. */
 kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *user) KV_MUST_CHECK;
 /* A session's history; the last one of a session in a batch counts. */
 kv_status kv_batch_history(struct kv_batch *batch, const struct kv_session_id *session,
@@ -184,7 +201,8 @@ kv_status kv_batch_quarantine(struct kv_batch *batch,
                               const struct kv_record_quarantine *record) KV_MUST_CHECK;
 /* It tells when what was posted before it is durable, and is written wherever that is. */
 void kv_batch_barrier(struct kv_batch *batch);
-/* KV_BUSY: the file system has no room for it, and nothing was written. */
+/* `done` gets KV_BUSY: the file system has no room for it, KV_INVALID: a write failed before, and
+ * nothing was written; KV_IO: whether it was, the next start finds out. */
 void kv_batch_post(struct kv_batch *batch, kv_batch_done_fn *done, void *context);
 
 /* ---- store_load.c: trees on demand ---- */
@@ -396,8 +414,9 @@ struct kv_release_result {
 typedef void kv_release_done_fn(void *context, const struct kv_release_result *result,
                                 kv_status status);
 /* Tries every quarantined place whose file is there, one after the other.  `done` may run inside of
- * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; KV_IO: the
- * manifest is.  `cancelled` is asked between two places: true ends it there. */
+ * this call, and does not after KV_NOMEM; its status: KV_INVALID, the tier is read-only; or that of
+ * the batch that should have released the last ones.  `cancelled` is asked between two places: true
+ * ends it there. */
 kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),
                                  kv_release_done_fn *done, void *context) KV_MUST_CHECK;
 
@@ -426,6 +445,7 @@ struct kv_scrub_progress {
     uint64_t pages, bytes;         /* Read. */
     uint64_t bad, unread, leaving; /* Not what their record says; that the device did not give;
                                       gone before they were read. */
+    uint64_t plain;                /* Not encrypted. */
     kv_status status;              /* Of the scan of records; KV_OK. */
     bool done;                     /* All were seen, nothing is in flight. */
 };
@@ -460,6 +480,9 @@ struct kv_write_item {
     uint64_t old_generation;
     uint32_t old_count;
     struct kv_ssd_op op;
+    /* Owned by the store: where it is encrypted, and the next one that waits for such a place. */
+    uint8_t *buffer;
+    struct kv_write_item *next;
 };
 struct kv_write {
     struct kv_store *store;
@@ -510,3 +533,28 @@ typedef void kv_places_done_fn(void *context, uint32_t count, kv_status status);
  * array is the caller's, and is filled when `done` runs. */
 kv_status kv_store_places_start(struct kv_store *store, struct kv_session_id *trees, uint32_t max,
                                 kv_places_done_fn *done, void *context) KV_MUST_CHECK;
+
+/* ---- store_keys.c: who can read what ---- */
+
+struct kv_encryption_facts {
+    bool on;           /* New pages are encrypted. */
+    bool is_encrypted; /* The directory has keys; what follows says something then. */
+    char master[KV_MASTER_ID_TEXT_BYTES];
+    uint32_t keys;      /* Of users. */
+    int unlocked_errno; /* 0: all keys lie in memory that is locked. */
+    bool is_being_rotated;
+};
+struct kv_encryption_facts kv_store_encryption(const struct kv_store *store);
+
+/* The user goes from memory, with its keys; it has no session and no records. */
+void kv_store_forget_user(struct kv_store *store, struct kv_user *user);
+
+typedef void kv_rotated_fn(void *context, kv_status status);
+/* All data keys under another master key, in one batch.  It begins with a write of the superblock,
+ * which blocks.  KV_OK: `done` will run; its KV_OK: the new key is the only one that opens the
+ * directory; KV_BUSY: the file system has no room, the old key stays; KV_IO: the next start tells
+ * which one it is.  Else it will not run: KV_MISS: that is the key in use; KV_BUSY: one is under
+ * way; KV_INVALID: nothing here is encrypted; KV_IO, KV_NOMEM: nothing changed. */
+kv_status kv_store_rotate_start(struct kv_store *store, const uint8_t master[KV_KEY_BYTES],
+                                kv_rotated_fn *done, void *context,
+                                struct kv_error *err) KV_MUST_CHECK;

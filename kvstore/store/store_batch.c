@@ -85,6 +85,11 @@ void kv_batch_discard(struct kv_batch *batch)
     free(batch);
 }
 
+struct kv_store *kv_batch_store(const struct kv_batch *batch)
+{
+    return batch->store;
+}
+
 struct kv_batch *kv_store_dead_batch(struct kv_store *store)
 {
     if (store->dead == NULL) store->dead = kv_batch_create(store);
@@ -230,15 +235,19 @@ kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *sess
     return batch_put(batch, key, key_bytes, value, kv_record_session_encode(&record, value));
 }
 
-kv_status kv_batch_user(struct kv_batch *batch, const struct kv_user *user, const char *name)
+kv_status kv_batch_user(struct kv_batch *batch, struct kv_user *user, const char *name)
 {
     struct kv_record_user record = {0};
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_USER_MAX];
     assert(strlen(name) <= KV_USER_NAME_MAX);
     memcpy(record.name, name, strlen(name));
-    memcpy(record.salt, user->salt, sizeof(record.salt));
+    kv_status status = kv_keys_make(batch->store, user);
+    if (status == KV_OK) status = kv_keys_seal_user(batch->store, user, &record);
+    if (status != KV_OK) return status;
     const uint32_t key_bytes = kv_key_user(&user->id, key);
-    return batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
+    status = batch_put(batch, key, key_bytes, value, kv_record_user_encode(&record, value));
+    if (status != KV_OK || user->keys == NULL) return status;
+    return kv_keys_put(batch, user, kv_keys_master(batch->store));
 }
 
 kv_status kv_batch_clock(struct kv_batch *batch, const struct kv_timeline *line)
@@ -338,7 +347,9 @@ kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *
 {
     uint8_t key[KV_RECORD_KEY_MAX];
     const uint32_t key_bytes = kv_key_user(user, key);
-    return batch_put(batch, key, key_bytes, NULL, 0);
+    const struct kv_user *known = kv_index_user_find(batch->store->index, user);
+    const kv_status status = batch_put(batch, key, key_bytes, NULL, 0);
+    return status != KV_OK || known == NULL ? status : kv_keys_delete(batch, known);
 }
 
 kv_status kv_batch_quarantine(struct kv_batch *batch, const struct kv_record_quarantine *record)

@@ -2,6 +2,7 @@
 
 /* Private to store/. */
 
+#include "kvstore/format/manifest_record.h"
 #include "kvstore/store/segments.h"
 #include "kvstore/store/store.h"
 
@@ -15,6 +16,7 @@ kv_status kv_store_commit_now(struct kv_store *store, const struct kv_manifest_p
 kv_status kv_batch_commit_now(struct kv_batch *batch, struct kv_error *err) KV_MUST_CHECK;
 /* A record of any kind, or its deletion. */
 kv_status kv_batch_put(struct kv_batch *batch, const struct kv_manifest_put *put) KV_MUST_CHECK;
+struct kv_store *kv_batch_store(const struct kv_batch *batch);
 /* The segment's record, as it is when the batch is posted. */
 kv_status kv_batch_segment(struct kv_batch *batch, uint32_t number) KV_MUST_CHECK;
 /* That segment records cannot be relied on: the next start counts again. */
@@ -70,6 +72,59 @@ void kv_note_close(struct kv_store *store);
 
 /* Start-up: the places that earlier runs found bad, before any is claimed. */
 kv_status kv_store_recover_quarantine(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+
+/* ---- store_judge.c ---- */
+
+/* Where the key is from, to tell. */
+const char *kv_keys_source(const struct kv_store_options *options);
+/* Before anything of a directory is changed.  KV_INVALID, in one sentence: the key that is given
+ * does not open it, or it is needed and none is given. */
+kv_status kv_keys_judge(const struct kv_store_options *options,
+                        const struct kv_superblock *superblock, struct kv_error *err) KV_MUST_CHECK;
+/* What the superblock says of the key that is given. */
+kv_status kv_keys_check_of(const struct kv_store_options *options,
+                           const struct kv_directory_id *directory, struct kv_key_check *ret_check,
+                           struct kv_error *err) KV_MUST_CHECK;
+/* ---- store_keys.c ---- */
+
+/* Start-up: reads the data keys, before anything is written and before users; gives each user his
+ * and opens the salt of his record; then, when all users are there, gives keys to those without and
+ * ends a rotation that was cut off. */
+kv_status kv_keys_open(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+kv_status kv_keys_user_salt(struct kv_store *store, const struct kv_record_user *record,
+                            uint8_t ret_salt[KV_SALT_BYTES], struct kv_error *err) KV_MUST_CHECK;
+void kv_keys_user_found(struct kv_store *store, struct kv_user *user);
+kv_status kv_keys_settle(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+void kv_keys_close(struct kv_store *store);
+
+/* A data key where pages are encrypted and the user has none; KV_IO, KV_NOMEM. */
+kv_status kv_keys_make(struct kv_store *store, struct kv_user *user) KV_MUST_CHECK;
+/* The user's record as it is to be stored: with a salt that is encrypted if he has a key. */
+kv_status kv_keys_seal_user(struct kv_store *store, const struct kv_user *user,
+                            struct kv_record_user *record) KV_MUST_CHECK;
+/* Records of the user's data keys, or their deletion. */
+kv_status kv_keys_put(struct kv_batch *batch, const struct kv_user *user,
+                      const uint8_t master[KV_KEY_BYTES]) KV_MUST_CHECK;
+kv_status kv_keys_delete(struct kv_batch *batch, const struct kv_user *user) KV_MUST_CHECK;
+/* The master key in use. */
+const uint8_t *kv_keys_master(const struct kv_store *store);
+
+/* Makes a verified page of that place plain, if it is not.  KV_CORRUPT. */
+kv_status kv_keys_decrypt(struct kv_store *store, const struct kv_user *user, uint32_t ssd_page,
+                          uint8_t *bytes, struct kv_error *err) KV_MUST_CHECK;
+/* The stamped page `from` as it is to lie at that place; the user has a key. */
+void kv_keys_encrypt(struct kv_store *store, const struct kv_user *user, uint32_t ssd_page,
+                     const uint8_t *from, uint8_t *to);
+
+/* ---- store_encrypt.c: pages on their way to SSD ---- */
+
+/* Start-up, where pages are encrypted. */
+kv_status kv_encrypter_open(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+void kv_encrypter_close(struct kv_store *store);
+/* Starts item->op with what is to be written, now or when a buffer is free; its place is known. */
+void kv_encrypter_write(struct kv_store *store, struct kv_write_item *item);
+/* The item was written: its buffer is the next one's. */
+void kv_encrypter_written(struct kv_store *store, struct kv_write_item *item);
 
 /* ---- store_recover.c ---- */
 

@@ -113,9 +113,14 @@ static kv_status visit_user(void *context, const struct kv_manifest_put *put)
         return KV_FAIL(visit->err, KV_CORRUPT, "state directory '%s': a user record is damaged",
                        visit->store->options.dir);
     const struct kv_user_id id = kv_user_id_of(record.name);
-    struct kv_user *user = kv_index_user_add(visit->store->index, &id, record.salt);
+    uint8_t salt[KV_SALT_BYTES];
+    const kv_status status = kv_keys_user_salt(visit->store, &record, salt, visit->err);
+    if (status != KV_OK) return status;
+    struct kv_user *user = kv_index_user_add(visit->store->index, &id, salt);
+    explicit_bzero(salt, sizeof(salt));
     if (user == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load users");
     memcpy(user->name, record.name, sizeof(user->name));
+    kv_keys_user_found(visit->store, user);
     return KV_OK;
 }
 
@@ -177,13 +182,15 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     const uint64_t begun = kv_clock_stopwatch_ns();
 
     kv_store_tell_progress(store, "reading sessions", 0);
+    kv_status status = KV_OK;
     for (size_t i = 0; i < KV_ARRAY_COUNT(passes); i++) {
-        const kv_status status = kv_manifest_scan_now(
-            store->manifest, (const uint8_t *)passes[i].prefix, 1, passes[i].visit, &visit, err);
+        status = kv_manifest_scan_now(store->manifest, (const uint8_t *)passes[i].prefix, 1,
+                                      passes[i].visit, &visit, err);
         if (status != KV_OK) return status;
     }
     kv_store_time_judge(store);
-    kv_status status = kv_store_recover_quarantine(store, err);
+    status = kv_keys_settle(store, err);
+    if (status == KV_OK) status = kv_store_recover_quarantine(store, err);
     if (status == KV_OK) status = kv_store_quota_open(store, err);
     kv_store_history_feature(store);
     if (status == KV_OK) status = kv_store_recover_deleted(store, err);
@@ -213,9 +220,33 @@ static struct kv_ssd_options ssd_options(const struct kv_store_options *options,
     };
 }
 
+/* A new directory's superblock: encrypted from the start. */
+static kv_status want_master(const struct kv_store_options *options, struct kv_superblock *want,
+                             struct kv_error *err)
+{
+    static const struct kv_directory_id none;
+    kv_status status = KV_OK;
+    if (kv_id_equal(want->id.bytes, none.bytes))
+        status = kv_random(want->id.bytes, sizeof(want->id.bytes), err);
+    if (status == KV_OK) status = kv_keys_check_of(options, &want->id, &want->master, err);
+    want->features |= KV_FEATURE_ENCRYPTION;
+    return status;
+}
+
+/* One that is there, and was not encrypted up to now. */
+static kv_status add_master(struct kv_store_options *options, struct kv_error *err)
+{
+    struct kv_superblock next = options->superblock;
+    next.features |= KV_FEATURE_ENCRYPTION;
+    const kv_status status = kv_keys_check_of(options, &next.id, &next.master, err);
+    if (status != KV_OK) return status;
+    return kv_directory_replace(options->disk, options->dir, &next, &options->superblock, err);
+}
+
 kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *err)
 {
-    const struct kv_superblock want = {
+    struct kv_superblock found;
+    struct kv_superblock want = {
         .id = options->superblock.id,
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
@@ -225,9 +256,20 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
     };
     /* Settings that cannot work are refused before they are written into a new directory. */
     const struct kv_ssd_options ssd = ssd_options(options, options->dir);
-    const kv_status status = kv_ssd_check(&ssd, err);
+    kv_status status = kv_ssd_check(&ssd, err);
     if (status != KV_OK) return status;
-    return kv_directory_open(options->disk, options->dir, &want, &options->superblock, err);
+    uint32_t damaged;
+    status = kv_directory_read(options->disk, options->dir, &found, &damaged, err);
+    if (status == KV_OK)
+        status = kv_keys_judge(options, &found, err);
+    else if (status == KV_MISS)
+        status = options->encryption.on ? want_master(options, &want, err) : KV_OK;
+    if (status == KV_OK)
+        status = kv_directory_open(options->disk, options->dir, &want, &options->superblock, err);
+    if (status != KV_OK || !options->encryption.on ||
+        (options->superblock.features & KV_FEATURE_ENCRYPTION) != 0)
+        return status;
+    return add_master(options, err);
 }
 
 /* The manifest stops reading its log at a damaged record, and what came behind it is as if it had
@@ -361,6 +403,8 @@ kv_status kv_store_open(const struct kv_store_options *options, struct kv_store 
 
     kv_status status = kv_store_time_begin(store, err);
     if (status != KV_OK) goto fail;
+    status = kv_keys_open(store, err);
+    if (status != KV_OK) goto fail;
     status = begin_run(store, err);
     if (status != KV_OK) goto fail;
     status = open_tiers(store, err);
@@ -393,6 +437,8 @@ void kv_store_close(struct kv_store *store)
     forget_arena(store);
     kv_hbm_destroy(store->hbm);
     kv_index_destroy(store->index);
+    kv_encrypter_close(store);
+    kv_keys_close(store);
     free(store->quarantined);
     free(store->deleted);
     kv_store_quota_close(store);

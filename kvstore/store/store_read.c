@@ -5,11 +5,12 @@
  * that a short session is not behind all of a long one.  A page that arrived is checked while the
  * next ones are read (kv_read.arrived), so the checksum costs no time but that of the last page.
  *
- * A page is trusted only after kv_store_read_check(): header, checksum and token ids.  Until then
- * nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with every
- * checkpoint that needs it; the caller plans again with what is left, so damage costs computing,
- * never an error.  A read that failed says nothing of the bytes: this caller goes on without them,
- * and they stay for the next one.
+ * A page is trusted only after kv_store_read_check(): header, checksum, and token ids.  One that is
+ * encrypted is decrypted in the slot where the read landed, and that compares more than a checksum.
+ * Until then nobody but its reader knows the slot.  A page whose bytes are wrong is dropped with
+ * every checkpoint that needs it; the caller plans again with what is left, so damage costs
+ * computing, never an error.  A read that failed says nothing of the bytes: this caller goes on
+ * without them, and they stay for the next one.
  */
 
 #include "kvstore/base/bytes.h"
@@ -74,6 +75,20 @@ static void read_settle(struct kv_read_op *op)
     read->done(read);
 }
 
+static void tell_unread(struct kv_store *store, const struct kv_page *page, int cause)
+{
+    if (cause != 0) {
+        store->counters.unread_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
+               page->ssd_page, cause);
+    } else {
+        store->counters.missing_pages++;
+        kv_log(store->options.log, KV_LOG_ERROR, "page_damaged",
+               "where=read ssd_page=%u cause=\"its file ends before it\" action=dropped",
+               page->ssd_page);
+    }
+}
+
 static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
 {
     struct kv_read_op *op = KV_CONTAINER_OF(ssd_op, struct kv_read_op, op);
@@ -99,15 +114,10 @@ static void op_done(struct kv_ssd_op *ssd_op, kv_status status)
         op_start(op); /* It moved while we read its old place. */
         return;
     } else if (status != KV_OK) {
-        kv_log(store->options.log, KV_LOG_ERROR, "page_read_failed", "ssd_page=%u errno=%d",
-               object->ssd_page, ssd_op->disk_op.sys_errno);
         kv_hbm_unpin(store->hbm, *slot);
         *slot = KV_HBM_SLOT_NONE;
         read->fresh[op->at] = ssd_op->disk_op.sys_errno != 0; /* 0: the file is short. */
-        if (read->fresh[op->at])
-            store->counters.unread_pages++;
-        else
-            store->counters.missing_pages++;
+        tell_unread(store, object, ssd_op->disk_op.sys_errno);
     }
     kv_index_page_unref(store->index, page);
     read_settle(op);
@@ -222,6 +232,8 @@ kv_status kv_store_read_start(struct kv_store *store, struct kv_read *read)
 static kv_status verify(const struct kv_store *store, const uint8_t *bytes,
                         const struct kv_page_header *want, struct kv_error *err)
 {
+    /* Its tag is compared next, and says more than a checksum. */
+    const bool is_encrypted = store->keys != NULL && kv_page_is_encrypted(bytes);
 #ifdef CACHED_TEST_HOOKS
     struct kv_page_header planted = *want, found;
     const bool whole = kv_page_decode(&store->layout, bytes, &found, NULL) == KV_OK;
@@ -231,13 +243,15 @@ static kv_status verify(const struct kv_store *store, const uint8_t *bytes,
         planted.position = found.position;
         planted.chain = found.chain; /* It follows from both. */
     }
-    const kv_status status = kv_page_verify(&store->layout, bytes, &planted, err);
+    const kv_status status = is_encrypted ? kv_page_compare(&store->layout, bytes, &planted, err)
+                                          : kv_page_verify(&store->layout, bytes, &planted, err);
     /* It is the last thing compared. */
     if (KV_PLANTED(store, CHECKSUM_OFF) && strstr(err->text, "page: checksum") != NULL)
         return KV_OK;
     return status;
 #else
-    return kv_page_verify(&store->layout, bytes, want, err);
+    return is_encrypted ? kv_page_compare(&store->layout, bytes, want, err)
+                        : kv_page_verify(&store->layout, bytes, want, err);
 #endif
 }
 
@@ -245,7 +259,7 @@ static kv_status page_check(struct kv_store *store, uint32_t page, uint32_t slot
                             const struct kv_digest *chain, const uint32_t *ids, uint32_t id_count)
 {
     struct kv_page *object = kv_index_page(store->index, page);
-    const uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
+    uint8_t *bytes = kv_hbm_bytes(store->hbm, slot);
     struct kv_error err = {0};
     kv_status status = KV_OK;
 
@@ -261,6 +275,8 @@ static kv_status page_check(struct kv_store *store, uint32_t page, uint32_t slot
         };
         store->counters.pages_verified++;
         status = verify(store, bytes, &want, &err);
+        if (status == KV_OK)
+            status = kv_keys_decrypt(store, object->session->user, object->ssd_page, bytes, &err);
     }
     for (uint32_t i = 0; status == KV_OK && i < id_count; i++) {
         if (kv_page_id(bytes, i) != ids[i])

@@ -63,7 +63,7 @@ static void recorded(void *context, kv_status status)
     struct kv_release *release = context;
     struct kv_store *store = release->store;
     if (status != KV_OK) { /* They stay until a restart shows what became of their records. */
-        release_end(release, KV_IO);
+        release_end(release, status);
         return;
     }
     for (uint32_t i = 0; i < release->good_count; i++) {
@@ -124,28 +124,27 @@ static bool find_next(struct kv_release *release)
     struct kv_store *store = release->store;
     for (; release->at < release->end; release->at++) {
         if (!kv_ssd_quarantined(store->ssd, release->at)) continue;
-        if (kv_store_segment_recorded(store, release->at))
-            release->result.named++;
-        else if (kv_ssd_present(store->ssd, release->at))
-            return true;
+        if (!kv_store_segment_recorded(store, release->at)) return true;
+        release->result.named++;
     }
     return false;
 }
 
 static void go_on(struct kv_release *release)
 {
-    const bool more = !release->cancelled(release->context) && find_next(release);
-    if (release->good_count == GOOD_MAX || (!more && release->good_count > 0)) {
+    kv_status status = KV_MISS; /* The file of the place is not there. */
+    bool more = release->good_count < GOOD_MAX && !release->cancelled(release->context);
+    while (more && status == KV_MISS) {
+        more = find_next(release);
+        if (!more) break;
+        release->retest = (struct kv_ssd_retest){.page = release->at++, .done = retested};
+        status = kv_ssd_retest_start(release->store->ssd, &release->retest);
+    }
+    if (more && status == KV_OK) return; /* Goes on from retested(). */
+    if (release->good_count > 0)
         record_good(release);
-        return;
-    }
-    if (!more) {
-        release_end(release, KV_OK);
-        return;
-    }
-    release->retest = (struct kv_ssd_retest){.page = release->at++, .done = retested};
-    const kv_status status = kv_ssd_retest_start(release->store->ssd, &release->retest);
-    if (status != KV_OK) release_end(release, status);
+    else
+        release_end(release, more ? status : KV_OK);
 }
 
 kv_status kv_store_release_start(struct kv_store *store, bool (*cancelled)(void *context),

@@ -186,7 +186,7 @@ static void scan_next(struct kv_scrub *scrub)
 /* ---- pages ---- */
 
 /* Against what record and session say; the chain as far as the record knows it. */
-static kv_status compare(struct kv_scrub *scrub, const struct scrub_op *op, struct kv_error *err)
+static kv_status compare(struct kv_scrub *scrub, struct scrub_op *op, struct kv_error *err)
 {
     struct kv_store *store = scrub->options.store;
     const struct kv_record_page *record = &op->entry.record;
@@ -202,7 +202,10 @@ static kv_status compare(struct kv_scrub *scrub, const struct scrub_op *op, stru
     want.generation = record->generation;
     want.directory = store->options.superblock.id;
     if (session != NULL) want.user = session->user->id;
-    return kv_page_verify(&store->layout, op->op.buf, &want, err);
+    status = kv_page_verify(&store->layout, op->op.buf, &want, err);
+    scrub->progress.plain += status == KV_OK && header.cipher.key_id == 0;
+    if (status != KV_OK || session == NULL) return status;
+    return kv_keys_decrypt(store, session->user, op->entry.record.ssd_page, op->op.buf, err);
 }
 
 static void tell(struct kv_scrub *scrub, const struct scrub_op *op, bool missing, const char *cause)

@@ -6,7 +6,9 @@
  *
  * kv_write_add() moves the object to its new place at once (generation, count), because the next
  * reader must find the fuller page; until the write is durable that reader is served from memory,
- * where the slot stays pinned.  If the save fails, kv_write_undo() puts the object back.
+ * where the slot stays pinned.  Where pages are encrypted, it is on their way out
+ * (store_encrypt.c): the slot keeps the plain page, without a checksum.  If the save fails,
+ * kv_write_undo() puts the object back.
  */
 
 #include "kvstore/base/bytes.h"
@@ -66,7 +68,10 @@ void kv_write_add(struct kv_write *write, uint32_t page, uint32_t slot, uint32_t
         .chain = *chain,
         .directory = store->options.superblock.id,
     };
-    kv_page_seal(&store->layout, kv_hbm_bytes(store->hbm, slot), &header);
+    if (store->encrypter != NULL)
+        kv_page_stamp(&store->layout, kv_hbm_bytes(store->hbm, slot), &header);
+    else
+        kv_page_seal(&store->layout, kv_hbm_bytes(store->hbm, slot), &header);
 }
 
 static void write_flushed(struct kv_ssd_flush *flush, kv_status status)
@@ -80,6 +85,7 @@ static void item_written(struct kv_ssd_op *op, kv_status status)
 {
     struct kv_write_item *item = KV_CONTAINER_OF(op, struct kv_write_item, op);
     struct kv_write *write = item->op.context;
+    kv_encrypter_written(write->store, item);
     if (status != KV_OK) write->status = status;
     assert(write->waiting > 0);
     if (--write->waiting > 0) return;
@@ -112,11 +118,26 @@ static void write_pages(struct kv_write *write)
     for (uint32_t i = 0; i < write->count; i++) {
         struct kv_write_item *item = &write->items[i];
         item->op.page = kv_index_page(store->index, item->page)->ssd_page;
-        item->op.buf = kv_hbm_bytes(store->hbm, item->slot);
         item->op.done = item_written;
         item->op.context = write;
+        if (store->encrypter != NULL) {
+            kv_encrypter_write(store, item);
+            continue;
+        }
+        item->op.buf = kv_hbm_bytes(store->hbm, item->slot);
         kv_ssd_write_start(store->ssd, &item->op);
     }
+}
+
+/* Records of users come before their pages, or with them. */
+static kv_status make_keys(struct kv_write *write, struct kv_error *err)
+{
+    struct kv_store *store = write->store;
+    kv_status status = KV_OK;
+    for (uint32_t i = 0; status == KV_OK && i < write->count; i++)
+        status =
+            kv_keys_make(store, kv_index_page(store->index, write->items[i].page)->session->user);
+    return status == KV_OK ? KV_OK : KV_FAIL(err, status, "make a key to encrypt pages with");
 }
 
 /* Until then the objects have their old places; whoever reads them finds them in memory. */
@@ -153,7 +174,8 @@ kv_status kv_write_start(struct kv_write *write, struct kv_error *err)
     }
     write->err = (struct kv_error){0};
     write->status = KV_OK;
-    const kv_status status = take_places(write, err);
+    kv_status status = make_keys(write, err);
+    if (status == KV_OK) status = take_places(write, err);
     if (status != KV_OK && status != KV_MISS) return status;
     store->operations++;
     if (status == KV_OK) {

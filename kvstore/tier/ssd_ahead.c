@@ -27,6 +27,7 @@
 #define LEAST_BYTES (1u << 20) /* Written ahead even when nothing is in use. */
 #define RUN_BYTES (8u << 20)   /* Of one step, with one flush. */
 #define WRITE_BYTES (1u << 20)
+#define ERASE_PART 4u        /* Of the free pages, in one step. */
 #define LOOK_PAGES_MAX 4096u /* Looked at in one turn: a full tier has millions. */
 
 bool kv_ssd_is_written(const struct kv_ssd *ssd, uint32_t page)
@@ -292,14 +293,15 @@ static void ahead_start(struct kv_ssd *ssd)
     zero_start(ssd, false);
 }
 
-/* True: it writes. */
+/* True: it writes.  A save that comes meanwhile finds most of what was free. */
 static bool erase_step(struct kv_ssd *ssd, uint64_t now_ns)
 {
     const uint32_t left = ssd->space.soiled_free;
+    const uint32_t most = KV_MIN(step_pages(ssd), ssd->space.free_count / ERASE_PART + 1);
     if (left == 0) ssd->erase_at = 0;
-    if (!kv_erase_due(&ssd->erase, now_ns, left, step_pages(ssd))) return false;
+    if (!kv_erase_due(&ssd->erase, now_ns, left, most)) return false;
     if (!zeros_create(&ssd->zeroing)) return false;
-    const uint32_t count = find_soiled(ssd, step_pages(ssd));
+    const uint32_t count = find_soiled(ssd, most);
     if (count == 0) {
         kv_erase_pass_over(&ssd->erase);
         ssd->erase_at = 0;

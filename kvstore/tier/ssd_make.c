@@ -1,8 +1,8 @@
 /*
  * Making a segment file, step by step.
  *
- * Create, reserve, header, sync of the file, sync of its folder: the order of docs/format.md.  A
- * crash between two of them leaves what one between the steps of kv_ssd_segment_create() leaves.
+ * Create, reserve, header, sync of the file, sync of its folder: the order of docs/format.md.  What
+ * a crash between two of them leaves is completed by the next start (ssd_segment.c).
  */
 
 #include "kvstore/tier/ssd_make.h"
@@ -65,7 +65,10 @@ static void tell(struct kv_ssd_make *make)
     errno = make->op.sys_errno;
     switch (make->step) {
     case KV_SSD_MAKE_CREATE:
-        (void)KV_FAIL_ERRNO(err, KV_IO, "open '%s/%s'", place->dir, make->name);
+        if (make->op.sys_errno == EINVAL)
+            (void)KV_FAIL_ERRNO(err, KV_IO, "the file system of '%s' has no O_DIRECT", place->dir);
+        else
+            (void)KV_FAIL_ERRNO(err, KV_IO, "open '%s/%s'", place->dir, make->name);
         break;
     case KV_SSD_MAKE_RESERVE:
         (void)KV_FAIL_ERRNO(err, KV_IO, "reserve %" PRIu64 " B for '%s/%s'", place->segment_bytes,

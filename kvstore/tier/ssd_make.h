@@ -1,6 +1,6 @@
 #pragma once
 
-/* Making a segment file without waiting for it: the same steps as kv_ssd_segment_create(), each an
+/* Making a segment file, the only way to one, without waiting for it: each step is an
  * op of the disk.  Owned by: shard. */
 
 #include "kvstore/tier/ssd_segment.h"

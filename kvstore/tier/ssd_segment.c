@@ -1,11 +1,11 @@
 /*
- * One preallocated file on the SSD tier.
+ * One preallocated file on the SSD tier, as a start finds it.
  *
- * Its blocks are reserved before the first page is written, so a full disk shows when a segment is
- * made and never in the middle of a page.  Order of making: reserve, header, fdatasync, fsync of
- * the directory.  A crash before the header leaves zeros (or no bytes), which open() takes for a
- * segment still to be completed; a crash before the directory's fsync may lose the name, and with
- * it only pages no record can point to yet.
+ * Its blocks were reserved before the first page was written, so a full disk shows when a segment
+ * is made and never in the middle of a page.  Order of making (ssd_make.c): reserve, header,
+ * fdatasync, fsync of the directory.  A crash before the header leaves zeros (or no bytes), which
+ * open() takes for a segment still to be completed, in that order; a crash before the directory's
+ * fsync may lose the name, and with it only pages no record can point to yet.
  */
 
 #include "kvstore/tier/ssd_segment.h"
@@ -101,39 +101,16 @@ static kv_status complete(const struct kv_ssd_place *place, const char *name, ui
     return KV_OK;
 }
 
-/* OPEN or CREATE. */
-static kv_status open_file(const struct kv_ssd_place *place, const char *name,
-                           enum kv_disk_verb verb, int *ret_fd, struct kv_error *err)
+static kv_status open_file(const struct kv_ssd_place *place, const char *name, int *ret_fd,
+                           struct kv_error *err)
 {
-    const struct kv_disk_call open = {.verb = verb, .fd = place->dir_fd, .name = name};
+    const struct kv_disk_call open = {.verb = KV_DISK_OPEN, .fd = place->dir_fd, .name = name};
     const int fd = (int)kv_disk_call(place->disk, &open);
     if (fd < 0 && errno == EINVAL)
         return KV_FAIL_ERRNO(err, KV_IO, "the file system of '%s' has no O_DIRECT", place->dir);
     if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open '%s/%s'", place->dir, name);
     *ret_fd = fd;
     return KV_OK;
-}
-
-kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
-                                struct kv_error *err)
-{
-    const struct name name = name_of(number);
-    int fd = -1;
-    kv_status status = open_file(place, name.text, KV_DISK_CREATE, &fd, err);
-    if (status == KV_OK) status = complete(place, name.text, number, fd, err);
-    if (status != KV_OK) goto fail;
-    *ret_fd = fd;
-    return KV_OK;
-
-fail:
-    /* fd < 0: the name may be somebody else's, or the file was never made. */
-    if (fd >= 0) {
-        const struct kv_disk_call unlink = {
-            .verb = KV_DISK_UNLINK, .fd = place->dir_fd, .name = name.text};
-        kv_disk_close_file(place->disk, fd);
-        (void)!kv_disk_call(place->disk, &unlink);
-    }
-    return status;
 }
 
 static kv_status check_header(const struct kv_ssd_place *place, const char *name, uint32_t number,
@@ -201,7 +178,7 @@ kv_status kv_ssd_segment_open(const struct kv_ssd_place *place, uint32_t number,
     const struct name name = name_of(number);
     uint64_t file_bytes = 0;
     int fd = -1;
-    kv_status status = open_file(place, name.text, KV_DISK_OPEN, &fd, err);
+    kv_status status = open_file(place, name.text, &fd, err);
     if (status != KV_OK) goto fail;
     status = read_and_check(place, name.text, number, fd, &file_bytes, err);
     const bool empty = status == KV_MISS;

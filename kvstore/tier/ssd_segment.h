@@ -1,7 +1,7 @@
 #pragma once
 
-/* Segment files of the SSD tier: making and opening them.  Blocking; at start, and when the tier
- * needs another file.  Owned by: shard. */
+/* Segment files of the SSD tier: their names and headers, and opening them.  Blocking, at start;
+ * new ones are made by ssd_make.h.  Owned by: shard. */
 
 #include "kvstore/base/disk.h"
 #include "kvstore/format/ids.h"
@@ -19,11 +19,6 @@ struct kv_ssd_place {
     uint32_t page_bytes;
     struct kv_directory_id directory;
 };
-
-/* Makes DIR/segment-NUMBER.kv, which must not exist: reserved in full, header durable, name
- * durable.  KV_IO with path and errno; nothing is left behind then. */
-kv_status kv_ssd_segment_create(const struct kv_ssd_place *place, uint32_t number, int *ret_fd,
-                                struct kv_error *err) KV_MUST_CHECK;
 
 /* Opens it, and completes one that a crash left without a header, that was cut, or whose header is
  * damaged: the header says nothing that the name and the settings do not, and each page is verified

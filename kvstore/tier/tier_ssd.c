@@ -28,8 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAMES_BYTES_FIRST (64ull << 10)
-#define NAMES_BYTES_MAX (64ull << 20) /* More than a million segments. */
 #define LOOK_AGAIN_NS 1000000000ull
 
 /* ---- open and close ---- */
@@ -50,31 +48,6 @@ kv_status kv_ssd_check(const struct kv_ssd_options *options, struct kv_error *er
                        "the SSD tier may use %" PRIu64 " B, less than one segment of %" PRIu64 " B",
                        options->bytes_max, options->segment_bytes);
     return KV_OK;
-}
-
-/* Names of everything in the directory, one after the other; heap. */
-static kv_status names_read(const struct kv_ssd *ssd, char **ret_names, uint64_t *ret_bytes,
-                            struct kv_error *err)
-{
-    uint64_t room = NAMES_BYTES_FIRST;
-    for (;;) {
-        uint8_t *names = malloc(room);
-        if (names == NULL) return KV_FAIL(err, KV_NOMEM, "read directory '%s'", ssd->dir);
-        const struct kv_disk_call list = {
-            .verb = KV_DISK_LIST, .fd = ssd->place.dir_fd, .buf = names, .bytes = room};
-        const int64_t used = kv_disk_call(ssd->disk, &list);
-        if (used >= 0) {
-            *ret_names = (char *)names;
-            *ret_bytes = (uint64_t)used;
-            return KV_OK;
-        }
-        const int list_errno = errno;
-        free(names);
-        errno = list_errno;
-        if (list_errno != ERANGE || room >= NAMES_BYTES_MAX)
-            return KV_FAIL_ERRNO(err, KV_IO, "read directory '%s'", ssd->dir);
-        room *= 2;
-    }
 }
 
 /* Highest segment number, plus one; 0 when there is none. */
@@ -172,11 +145,15 @@ struct kv_ssd_room kv_ssd_room(const struct kv_ssd *ssd)
 /* At start, when nobody else waits for this thread. */
 static kv_status first_add(struct kv_ssd *ssd, struct kv_error *err)
 {
-    int fd;
-    const kv_status status = kv_ssd_segment_create(&ssd->place, 0, &fd, err);
+    if (!kv_ssd_make_another(ssd)) return KV_FAIL(err, KV_NOMEM, "make the first SSD segment");
+    kv_ssd_rest(ssd);
+    if (ssd->segment_count == 0) {
+        if (err != NULL) *err = ssd->make.err;
+        return ssd->make.status;
+    }
     /* Nothing was in it before: records of its pages are of a file that is gone. */
-    if (status == KV_OK) kv_ssd_take_segment(ssd, 0, fd, 0, false);
-    return status;
+    ssd->segments[0].valid_bytes = 0;
+    return KV_OK;
 }
 
 static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct kv_error *err)
@@ -204,10 +181,11 @@ static kv_status tables_create(struct kv_ssd *ssd, uint32_t found_count, struct 
 static kv_status files_open(struct kv_ssd *ssd, struct kv_error *err)
 {
     const struct kv_disk_call sync_dir = {.verb = KV_DISK_SYNC_DIR, .fd = ssd->place.dir_fd};
-    char *names = NULL;
-    uint64_t bytes = 0;
-    kv_status status = names_read(ssd, &names, &bytes, err);
-    if (status == KV_OK) status = tables_create(ssd, numbers_end(names, bytes), err);
+    char *names;
+    const int64_t got = kv_disk_names(ssd->disk, ssd->place.dir_fd, &names);
+    if (got < 0) return KV_FAIL_ERRNO(err, KV_IO, "read directory '%s'", ssd->dir);
+    const uint64_t bytes = (uint64_t)got;
+    kv_status status = tables_create(ssd, numbers_end(names, bytes), err);
     if (status == KV_OK) status = segments_open(ssd, names, bytes, err);
     free(names);
     if (status != KV_OK) return status;
@@ -449,6 +427,12 @@ void kv_ssd_refuse_writes(struct kv_ssd *ssd, const char *what, uint32_t number,
     (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason),
                    "%s of segment-%06u.kv failed with errno %d; restart to go on", what,
                    (unsigned)number, op->sys_errno);
+}
+
+void kv_ssd_refuse(struct kv_ssd *ssd, const char *why)
+{
+    if (kv_ssd_is_read_only(ssd)) return;
+    (void)snprintf(ssd->read_only_reason, sizeof(ssd->read_only_reason), "%s", why);
 }
 
 static void page_done(struct kv_disk_op *disk_op)

@@ -177,4 +177,6 @@ struct kv_ssd_usage {
     bool read_only;
     const char *read_only_reason; /* NULL while writable. */
 };
+/* Takes no more writes from now on, and kv_ssd_usage() says why; the first cause stays. */
+void kv_ssd_refuse(struct kv_ssd *ssd, const char *why);
 struct kv_ssd_usage kv_ssd_usage(const struct kv_ssd *ssd);

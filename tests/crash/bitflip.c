@@ -122,6 +122,11 @@ static void fill_flags(struct rig *rig)
     ex_flag(flags, "--index.ram=4MiB");
     ex_flag(flags, "--quota.default_sessions=0");
     ex_flag(flags, "--quota.default_turns=0");
+    if (rig->options->encrypt) {
+        cr_make_key(rig->scratch);
+        ex_flag(flags, "--ssd.encryption=on");
+        ex_flag(flags, "--ssd.master_key_file=%s/" CR_KEY_NAME, rig->scratch);
+    }
     if (rig->options->plant == NULL) return;
     ex_flag(flags, "--plant");
     ex_flag(flags, "%s", rig->options->plant);
@@ -141,7 +146,11 @@ static void prepare(struct rig *rig)
     }
     if (cr_failed(&rig->run.counts) > 0) give_up(rig, "the directory cannot be prepared");
     if (rename(rig->state, rig->template_dir) != 0) give_up(rig, "the directory cannot be moved");
-    cr_damage_scan(&rig->damage, rig->template_dir, stats.page_bytes, rig->run.writers, CR_WRITERS);
+    uint8_t master[32]; /* As cr_make_key() writes it. */
+    for (uint8_t i = 0; i < sizeof(master); i++)
+        master[i] = i;
+    cr_damage_scan(&rig->damage, rig->template_dir, stats.page_bytes,
+                   rig->options->encrypt ? master : NULL, rig->run.writers, CR_WRITERS);
     if (rig->damage.page_count < SESSIONS || rig->damage.segment_count < 2)
         give_up(rig, "too few pages are on disk");
 }

@@ -3,13 +3,15 @@
  *
  * Pages are found as a stranger would find them, by magic at the places the layout of a segment
  * gives; their tokens say whose they are, since no two sessions of this test share any.  Old pages,
- * which nothing points to any more, look the same: a flip there is harmless.
+ * which nothing points to any more, look the same: a flip there is harmless.  Tokens of encrypted
+ * pages are read with the master key and the records of keys, by the encoders and nothing else.
  */
 
 #include "tests/crash/damage.h"
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/format/page.h"
+#include "kvstore/index/manifest.h"
 #include "kvstore/format/segment_header.h"
 #include "tests/harness.h"
 
@@ -97,6 +99,72 @@ static uint32_t list(const char *state, const char *folder, bool (*wanted)(const
     return count;
 }
 
+/* ---- keys ---- */
+
+enum { KEYS_MAX = 64 };
+
+struct opener {
+    struct kv_aead *aead;
+    const uint8_t *master;
+    struct kv_directory_id directory;
+    struct {
+        struct kv_user_id user;
+        uint32_t key_id;
+        uint8_t data[KV_KEY_BYTES];
+    } keys[KEYS_MAX];
+    uint32_t count;
+};
+
+static kv_status take_key(void *context, const struct kv_manifest_put *put)
+{
+    struct opener *opener = context;
+    struct kv_record_key record;
+    struct kv_key_owner owner = {.directory = opener->directory};
+    EXPECT(opener->count < KEYS_MAX);
+    EXPECT(kv_key_key_parse(put->key, put->key_bytes, &owner.user, &owner.key_id));
+    EXPECT(kv_record_key_decode(put->value, put->value_bytes, &record) == KV_OK);
+    opener->keys[opener->count].user = owner.user;
+    opener->keys[opener->count].key_id = owner.key_id;
+    EXPECT(kv_key_unwrap(opener->aead, opener->master, &owner, &record,
+                         opener->keys[opener->count++].data));
+    return KV_OK;
+}
+
+static void opener_init(struct opener *opener, const char *state, const uint8_t *master)
+{
+    char path[CR_PATH_BYTES];
+    struct kv_manifest *manifest;
+    *opener = (struct opener){.master = master};
+    if (master == NULL) return;
+    (void)snprintf(path, sizeof(path), "%s/superblock", state);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    EXPECT(fd >= 0 && pread(fd, opener->directory.bytes, 16, 16) == 16);
+    (void)close(fd);
+    EXPECT(kv_aead_create(&opener->aead, NULL) == KV_OK);
+    (void)snprintf(path, sizeof(path), "%s/manifest", state);
+    EXPECT(kv_manifest_open_read(path, &manifest, NULL) == KV_OK);
+    EXPECT(kv_manifest_scan_now(manifest, (const uint8_t *)"K", 1, take_key, opener, NULL) ==
+           KV_OK);
+    kv_manifest_close(manifest);
+    EXPECT(opener->count > 0);
+}
+
+/* False: a page that says nothing here. */
+static bool make_plain(struct opener *opener, uint32_t page_bytes, uint8_t *page)
+{
+    const struct kv_layout layout = {.page_bytes = page_bytes};
+    struct kv_page_header header;
+    uint8_t key[KV_KEY_BYTES];
+    kv_page_peek(page, &header);
+    if (header.cipher.key_id == 0) return true;
+    for (uint32_t i = 0; i < opener->count; i++) {
+        if (!kv_id_equal(opener->keys[i].user.bytes, header.user.bytes)) continue;
+        kv_page_key(opener->keys[i].data, header.cipher.run, key);
+        return kv_page_decrypt(opener->aead, &layout, key, page, NULL) == KV_OK;
+    }
+    return false;
+}
+
 /* ---- pages ---- */
 
 static struct cr_session *owner_of(struct cr_writer *writers, uint32_t writer_count,
@@ -117,8 +185,8 @@ static struct cr_session *owner_of(struct cr_writer *writers, uint32_t writer_co
     return NULL;
 }
 
-static void scan_segment(struct cr_damage *damage, uint32_t file, struct cr_writer *writers,
-                         uint32_t writer_count)
+static void scan_segment(struct cr_damage *damage, uint32_t file, struct opener *opener,
+                         struct cr_writer *writers, uint32_t writer_count)
 {
     uint8_t *page = malloc(damage->page_bytes);
     const int fd = open(damage->segments[file], O_RDONLY | O_CLOEXEC);
@@ -127,6 +195,7 @@ static void scan_segment(struct cr_damage *damage, uint32_t file, struct cr_writ
          at += damage->page_bytes) {
         if (pread(fd, page, damage->page_bytes, (off_t)at) != (ssize_t)damage->page_bytes) break;
         if (memcmp(page, "KVPAGE1\n", 8) != 0) continue;
+        if (!make_plain(opener, damage->page_bytes, page)) continue;
         struct cr_session *owner = owner_of(writers, writer_count, page);
         if (owner != NULL)
             damage->pages[damage->page_count++] =
@@ -143,13 +212,16 @@ void cr_damage_files(struct cr_damage *damage, const char *state)
 }
 
 void cr_damage_scan(struct cr_damage *damage, const char *state, uint32_t page_bytes,
-                    struct cr_writer *writers, uint32_t writer_count)
+                    const uint8_t *master, struct cr_writer *writers, uint32_t writer_count)
 {
+    struct opener opener;
+    opener_init(&opener, state, master);
     damage->page_bytes = page_bytes;
     damage->page_count = 0;
     cr_damage_files(damage, state);
     for (uint32_t i = 0; i < damage->segment_count; i++)
-        scan_segment(damage, i, writers, writer_count);
+        scan_segment(damage, i, &opener, writers, writer_count);
+    kv_aead_destroy(opener.aead);
 }
 
 /* ---- flips ---- */

@@ -26,10 +26,11 @@ struct cr_damage {
 /* Copies a state directory that no daemon uses; `to` must not exist. */
 void cr_copy_tree(const char *from, const char *to);
 
-/* Finds files, and pages with the sessions whose tokens they hold.  Files of a copy are found by
+/* Finds files, and pages with the sessions whose tokens they hold, encrypted ones with the master
+ * key (NULL: none is).  Files of a copy are found by
  * cr_damage_files(); its segments are those of the original. */
 void cr_damage_scan(struct cr_damage *damage, const char *state, uint32_t page_bytes,
-                    struct cr_writer *writers, uint32_t writer_count);
+                    const uint8_t *master, struct cr_writer *writers, uint32_t writer_count);
 void cr_damage_files(struct cr_damage *damage, const char *state);
 
 /* What was done, in words for a failure. */

@@ -79,6 +79,7 @@ static void make_places(struct driver *driver)
     }
     if (driver->log_dir[0] == '\0')
         give_up(driver, "no other file system for the log: neither /dev/shm nor /tmp");
+    cr_make_key(driver->scratch);
     (void)snprintf(driver->log_path, sizeof(driver->log_path), "%s/log", driver->log_dir);
     driver->run.log_path = driver->log_path;
     ex_build_path(driver->options->plant == NULL ? "cached/cached" : "cached/cached-test",
@@ -111,6 +112,10 @@ static void fill_flags(struct driver *driver, uint32_t round)
     const char *io = getenv("CACHED_TEST_IO"); /* Every round on this backend. */
     if (io == NULL) io = round % 4 == 3 ? "pool" : "auto";
     ex_flag(flags, "--io.backend=%s", io);
+    if (driver->options->encrypt || round % 4 == 2) {
+        ex_flag(flags, "--ssd.encryption=on");
+        ex_flag(flags, "--ssd.master_key_file=%s/" CR_KEY_NAME, driver->scratch);
+    }
     if (driver->options->plant != NULL) {
         ex_flag(flags, "--plant");
         ex_flag(flags, "%s", driver->options->plant);

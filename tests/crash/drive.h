@@ -16,6 +16,7 @@ struct cr_options {
     const char *plant; /* NULL: none; else the daemon is cached-test. */
     const char *dir;   /* Where state goes; NULL: /tmp. */
     bool idle;         /* Nobody writes, no bit is turned over: such a run must fail. */
+    bool encrypt;      /* Every round, where it would be one in four or none. */
     bool expect_loss, verbose, keep;
 };
 
@@ -31,6 +32,10 @@ struct cr_medium {
 
 /* Reads arguments; ends the program for --help or wrong ones.  unit: "kills" for --kills. */
 void cr_parse(int argc, char **argv, const char *help, struct cr_options *options);
+
+/* Writes the master key of daemons that encrypt: bytes 0 to 31. */
+#define CR_KEY_NAME "master.key"
+void cr_make_key(const char *dir);
 
 /* Turns the exit code of a run around that was asked to be idle. */
 int cr_idle_code(const struct cr_options *options, int code);

@@ -5,7 +5,9 @@
 #include "tests/driver/scratch.h"
 #include "tests/harness.h"
 
+#include <fcntl.h>
 #include <getopt.h>
+#include <unistd.h>
 
 enum { OPT_COUNT = 1, OPT_FIRST, OPT_CASE, OPT_SEED, OPT_PLANT, OPT_DIR };
 
@@ -20,6 +22,7 @@ static const struct option long_options[] = {
     {"plant", required_argument, NULL, OPT_PLANT},
     {"dir", required_argument, NULL, OPT_DIR},
     {"expect-loss", no_argument, NULL, 'l'},
+    {"encrypt", no_argument, NULL, 'e'},
     {"idle", no_argument, NULL, 'i'},
     {"verbose", no_argument, NULL, 'v'},
     {"keep", no_argument, NULL, 'k'},
@@ -34,6 +37,7 @@ static const char common[] =
     "  --case K       this one only\n"
     "  --plant NAME   on a daemon with that bug (cached-test): a loss must be found, exit code 1\n"
     "  --expect-loss  exit 0 only if a loss was found\n"
+    "  --encrypt      with ssd.encryption = on; without it one round in four, of bitflip none\n"
     "  --idle         exit 0 only if a run in which nothing happens is refused as one\n"
     "  --dir DIR      where the state goes (default /tmp); the log goes to another file system\n"
     "  --verbose, --keep  say more; keep the directories\n"
@@ -73,6 +77,9 @@ static bool take(struct cr_options *options, int option)
     case 'l':
         options->expect_loss = true;
         return true;
+    case 'e':
+        options->encrypt = true;
+        return true;
     case 'i':
         options->idle = true;
         return true;
@@ -100,4 +107,16 @@ void cr_parse(int argc, char **argv, const char *help, struct cr_options *option
      * ends where it is found, and is as long everywhere. */
     if (options->plant == NULL) options->count = (uint32_t)harness_count(options->count);
     if (!options->keep) ex_clean_after();
+}
+
+void cr_make_key(const char *dir)
+{
+    char path[400];
+    uint8_t key[32];
+    for (uint8_t i = 0; i < sizeof(key); i++)
+        key[i] = i;
+    (void)snprintf(path, sizeof(path), "%s/" CR_KEY_NAME, dir);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    EXPECT(fd >= 0 && write(fd, key, sizeof(key)) == (ssize_t)sizeof(key));
+    EXPECT(close(fd) == 0);
 }

@@ -115,6 +115,9 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .state = KV_SEGMENT_SEALED, .used_ms = 7, .pages = 12, .bits = (const uint8_t[2]){5, 8}};
     const struct kv_record_page page = {.uid = 1, .position = 128, .count = 72};
 
+    struct kv_record_session forked;
+    struct kv_record_node made;
+
     (void)bytes_max;
     buf[0] = (uint8_t)index;
     switch (index) {
@@ -134,6 +137,17 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         return 1 + kv_record_segment_encode(&segment, buf + 1);
     case TYPE_PAGE:
         return 1 + kv_record_page_encode(&page, buf + 1);
+    case TYPE_COUNT: /* Of a forked tree. */
+        forked = session;
+        forked.has_tree = forked.has_origin = true;
+        forked.origin_tokens = 200;
+        buf[0] = TYPE_SESSION;
+        return 1 + kv_record_session_encode(&forked, buf + 1);
+    case TYPE_COUNT + 1:
+        made = node;
+        made.has_maker = true;
+        buf[0] = TYPE_NODE;
+        return 1 + kv_record_node_encode(&made, buf + 1);
     default:
         return 0;
     }

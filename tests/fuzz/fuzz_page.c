@@ -38,6 +38,7 @@ static void check(const struct kv_layout *layout, const uint8_t *page)
     EXPECT(kv_page_verify(layout, page, &header, NULL) == KV_OK);
     check_other_expectations(layout, page, &header);
 
+    if (header.cipher.key_id != 0) return; /* Only who has the key can make it. */
     uint8_t *sealed = malloc(layout->page_bytes);
     EXPECT(sealed != NULL);
     memcpy(sealed, page, layout->page_bytes);
@@ -78,5 +79,16 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
     };
     kv_page_clear_after(&layout, buf, header.count);
     kv_page_seal(&layout, buf, &header);
+    if (index == 3) { /* One that is encrypted. */
+        const uint8_t key[KV_KEY_BYTES] = {7};
+        const struct kv_page_cipher cipher = {.key_id = 1, .ssd_page = 5};
+        struct kv_aead *aead;
+        uint8_t *plain = malloc(layout.page_bytes);
+        EXPECT(plain != NULL && kv_aead_create(&aead, NULL) == KV_OK);
+        memcpy(plain, buf, layout.page_bytes);
+        kv_page_encrypt(aead, &layout, key, &cipher, plain, buf);
+        kv_aead_destroy(aead);
+        free(plain);
+    }
     return layout.page_bytes;
 }

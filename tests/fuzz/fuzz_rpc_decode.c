@@ -15,7 +15,7 @@
 #include "kvstore/base/bytes.h"
 #include "session.pb-c.h"
 
-enum { VOCAB = 512, PIECES_MAX = 64, ARENA_MAX = 1 << 20, NAMED_SEEDS = 9 };
+enum { VOCAB = 512, PIECES_MAX = 64, ARENA_MAX = 1 << 20, NAMED_SEEDS = 10 };
 
 #define NAME_BYTES "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-"
 
@@ -210,6 +210,12 @@ static size_t seed_named(uint32_t index, uint8_t *buf, size_t bytes_max)
     Cached__Session__V1__ListSessionsRequest list =
         CACHED__SESSION__V1__LIST_SESSIONS_REQUEST__INIT;
     Cached__Admin__V1__AdvanceClockRequest clock = CACHED__ADMIN__V1__ADVANCE_CLOCK_REQUEST__INIT;
+    Cached__Session__V1__ForkRequest fork = CACHED__SESSION__V1__FORK_REQUEST__INIT;
+    fork.session_id = (char *)"s";
+    fork.new_session_id = (char *)"f";
+    fork.checkpoint_id = (ProtobufCBinaryData){sizeof(id), id};
+    fork.kind = CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_EPHEMERAL;
+    fork.ttl_ms = 1000;
     open.session_id = check.session_id = wait.session_id = roll.session_id = (char *)"s";
     open.kind = CACHED__SESSION__V1__SESSION_KIND__SESSION_KIND_SUB;
     open.parent_session_id = (char *)"p";
@@ -228,7 +234,7 @@ static size_t seed_named(uint32_t index, uint8_t *buf, size_t bytes_max)
         {REQUEST_WAIT_DURABLE, &wait.base},  {REQUEST_ROLLBACK, &roll.base},
         {REQUEST_LIST_SESSIONS, &list.base}, {REQUEST_ADVANCE_CLOCK, &clock.base},
         {REQUEST_CLOSE_SESSION, &open.base}, {REQUEST_GET_SESSION, &open.base},
-        {REQUEST_GET_STATS, &clock.base},
+        {REQUEST_GET_STATS, &clock.base},    {REQUEST_FORK, &fork.base},
     };
     _Static_assert(KV_ARRAY_COUNT(all) == NAMED_SEEDS, "the rest begins behind them");
     return seed(all[index].method, all[index].message, buf, bytes_max);
@@ -239,6 +245,7 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
     Cached__Session__V1__DeleteSessionRequest drop =
         CACHED__SESSION__V1__DELETE_SESSION_REQUEST__INIT;
     Cached__Admin__V1__EraseUserRequest erase = CACHED__ADMIN__V1__ERASE_USER_REQUEST__INIT;
+    Cached__Admin__V1__RotateKeyRequest rotate = CACHED__ADMIN__V1__ROTATE_KEY_REQUEST__INIT;
     Cached__Admin__V1__ScrubRequest scrub = CACHED__ADMIN__V1__SCRUB_REQUEST__INIT;
     Cached__Admin__V1__DiskUsageRequest usage = CACHED__ADMIN__V1__DISK_USAGE_REQUEST__INIT;
     drop.session_id = (char *)"s";
@@ -251,9 +258,8 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
         enum request_method method;
         const ProtobufCMessage *message;
     } all[] = {
-        {REQUEST_DELETE_SESSION, &drop.base},
-        {REQUEST_ERASE_USER, &erase.base},
-        {REQUEST_SCRUB, &scrub.base},
+        {REQUEST_DELETE_SESSION, &drop.base}, {REQUEST_ERASE_USER, &erase.base},
+        {REQUEST_ROTATE_KEY, &rotate.base},   {REQUEST_SCRUB, &scrub.base},
         {REQUEST_DISK_USAGE, &usage.base},
     };
     if (index >= KV_ARRAY_COUNT(all)) return 0;

@@ -52,6 +52,9 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
         .segment_bytes = (uint64_t)(index + 1) << 26,
         .features = index,
         .created_ms = 1700000000000u + index,
+        .master = {.master = {{(uint8_t)index, 1}}},
+        .next_master = {.master = {{7}}},
+        .has_next_master = index == 2,
     };
     if (index == 3) return 0;
     EXPECT(bytes_max >= KV_SUPERBLOCK_BYTES);

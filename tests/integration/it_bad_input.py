@@ -4,6 +4,7 @@ Every failure reason of kvstore/format/reason.c that a request can bring about i
 daemon; those of a daemon without room, or that is broken or ending, in it_no_room.py.
 """
 
+import os
 import random
 import subprocess
 import sys
@@ -129,6 +130,30 @@ def scrub_invalid(w):
                            "rate_bytes")):
         fails(w.ops.Scrub, admin_pb.ScrubRequest(**fields), code=INVALID, reason="SCRUB_INVALID",
               field=field)
+
+
+@case("ENCRYPTION_OFF")
+def encryption_off(w):
+    fails(w.ops.RotateKey, admin_pb.RotateKeyRequest(), code="FAILED_PRECONDITION",
+          reason="ENCRYPTION_OFF", field="ssd.encryption", limit="on", value="off")
+
+
+@case("MASTER_KEY_INVALID")
+def master_key_invalid(w):
+    directory = d.scratch()
+    path = os.path.join(directory, "key")
+    with open(path, "w", encoding="ascii") as f:
+        os.chmod(path, 0o600)
+        f.write("5a" * 32)
+    box = d.Daemon({"ssd.encryption": "on", "ssd.master_key_file": path}, directory=directory)
+    box.start()
+    ops = box.client("ops").admin
+    with open(path, "w", encoding="ascii") as f:
+        f.write("5a" * 31)
+    got = fails(ops.RotateKey, admin_pb.RotateKeyRequest(), code="FAILED_PRECONDITION",
+                reason="MASTER_KEY_INVALID", field="ssd.master_key_file")
+    check(got is not None and "has 62 bytes" in got.message, f"the sentence: {got!r}")
+    box.stop()
 
 
 @case("USER_INVALID")
@@ -575,7 +600,7 @@ def not_implemented(w):
     served = {"OpenSession", "Lookup", "Prefill", "Decode", "Checkpoint", "WaitDurable",
               "Rollback", "CloseSession", "ListSessions", "GetSession", "GetStats", "GetConfig",
               "AdvanceClock", "Scrub", "DiskUsage",
-              "DeleteSession", "EraseUser", "Fork", "Why", "PurgeModel",
+              "DeleteSession", "EraseUser", "RotateKey", "Fork", "Why", "PurgeModel",
               "SetQuota", "GetQuota", "DeleteQuota", "SetPlan", "ListPlans", "ListUsers"}
     from cached.transfer.v1 import transfer_pb2 as transfer_pb
     count = 0

@@ -120,10 +120,11 @@ def a_file_system_that_goes_away():
         fcntl.ioctl(root, GOING_DOWN, struct.pack("I", NOTHING_FLUSHED))
         os.close(root)
         client = box.client()
-        for i in range(2):  # The first finds out, the second is told.
-            expect(client.session.OpenSession,
-                   pb.OpenSessionRequest(session_id=f"later{i}"), code="FAILED_PRECONDITION",
-                   reason="SSD_READ_ONLY")
+        # The first finds out, the second is told.
+        for i, (code, reason) in enumerate((("UNAVAILABLE", "RESULT_UNKNOWN"),
+                                            ("FAILED_PRECONDITION", "SSD_READ_ONLY"))):
+            expect(client.session.OpenSession, pb.OpenSessionRequest(session_id=f"later{i}"),
+                   code=code, reason=reason)
         check(box.logged("event=manifest_write_failed"), "the log says so")
         end = time.monotonic() + 5
         while "failed sync" not in box.stats().health and time.monotonic() < end:
@@ -212,7 +213,7 @@ def permission_lost_while_running():
 
 # ---- Segments, under the daemon ----
 
-def hurt_under_the_daemon(what, damage):
+def hurt_under_the_daemon(what, damage, told=None):
     """damage(path, box) to one segment in use.  What it hit is computed again, once; the rest hits."""
     box = Box("synthetic", CROWDED).start()
     box.page_bytes = box.stats().page_bytes
@@ -229,6 +230,8 @@ def hurt_under_the_daemon(what, damage):
     before = box.counter("cached_weakened_plans_total")
     weakened = come_back(box, prompts, hurt, what, may_look)
     equal(box.counter("cached_weakened_plans_total") - before, weakened, f"{what}: weakened plans")
+    if told:
+        told(box)
     well(box, what=what)
     offset = len(box.log())
     box.crash()
@@ -244,7 +247,13 @@ def segment_truncated_under_the_daemon():
     def cut(_, used):
         os.truncate(used[1], 8192)
         return [used[1]]
-    weakened, _ = hurt_under_the_daemon("truncated", cut)
+    def told(box):
+        check(box.counter("cached_missing_pages_total", 'tier="ssd"') > 0, "missing pages are counted")
+        equal(box.counter("cached_read_failures_total", 'tier="ssd"'), 0, "no read failed")
+        check(box.logged('event=page_damaged where=read ssd_page='), "the log says it")
+        check(box.logged('cause="its file ends before it" action=dropped'), "with the cause")
+        check("event=page_read_failed" not in box.log(), "and not as an error of the device")
+    weakened, _ = hurt_under_the_daemon("truncated", cut, told)
     check(weakened > 0, "the cut was noticed")
 
 

@@ -92,7 +92,7 @@ def test_ssd(tool):
                     f"{name}: {line}")
         facts = got["facts"]
         if name == "ssd-read":
-            d.equal(len(got["comparisons"]), 12, "four lines for each of three lengths")
+            d.equal(len(got["comparisons"]), 15, "five lines for each of three lengths")
             d.check(0.01 < facts["16k: checksum's CPU seconds a GiB"] < 2, f"{facts}")
         else:
             for size in ("450 KB deltas", "30-token deltas"):

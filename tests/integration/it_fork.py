@@ -6,12 +6,15 @@ session that never forked, and what one deletes stays for the other as far as it
 
 import threading
 
+import grpc
 from cli import Tool, token_file
-from daemon import admin_pb, check, equal, expect, failure, pack, pb
+from daemon import Failure, admin_pb, check, equal, expect, failure, pack, pb
 from state_files import State, kvdump
 from talk import (
     EXACT, MINUTE_MS, MISS, PAGE, REPLAY, Box, Talk, case, name_of, opened, patiently, resumed, rng,
     run_cases, together, tokens)
+
+PAGE_BYTES = 20480  # Of the model `tiny`.
 
 
 def fork(talk, name, checkpoint=b"", **fields):
@@ -216,6 +219,27 @@ def either_is_deleted_first():
         equal(box.stats().checkpoints, 0, "checkpoints at the end")
         box.stop()
         verified(box, f"{first} deleted first")
+
+
+@case
+def usage_by_who_made_it():
+    """A row for each session that made something, the same from memory and from records."""
+    box, talk = opened()
+    prompt = tokens(3 * PAGE)
+    made = talk.prefill(prompt).checkpoints[0]
+    fork(talk, "idle", made.id)
+    fork(talk, "f", made.id)
+    attach(box.client(), "f").prefill(prompt + tokens(2 * PAGE))
+    for when in ("loaded", "from records"):
+        if when != "loaded":
+            box.restart()
+        rows = box.client().admin.DiskUsage(admin_pb.DiskUsageRequest()).rows
+        equal(sorted((r.session_id, r.sessions, r.checkpoints, r.live_bytes // PAGE_BYTES)
+                     for r in rows), [("f", 1, 1, 2), ("s", 1, 1, 3)], f"rows, {when}")
+        row = used(box)
+        equal((row.sessions, row.checkpoints, row.live_bytes // PAGE_BYTES), (3, 2, 5),
+              f"the user, {when}")
+    box.stop()
 
 
 @case
@@ -431,6 +455,82 @@ def records_say_whose_they_are():
     equal(code, 0, "kvdump print")
     check(made.id.hex() in out, "it names where it was forked")
     verified(box, "printed")
+
+
+@case
+def a_full_disk_takes_from_forks():
+    """Forked trees on a tier that is too small: saves go on, what is left is right, and a fork that
+    was used last keeps what it stands on."""
+    box = Box("synthetic", {"ssd.bytes": "4MiB", "ssd.segment_bytes": "1MiB"}).start()
+    client = box.client()
+    histories, last = {}, {}
+    for tree in range(10):
+        talk = Talk(client, f"s{tree}")
+        prompt = tokens(8 * PAGE)
+        made = patiently(talk.prefill, prompt).checkpoints[-1]
+        for branch in range(6):
+            name = f"f{tree}.{branch}"
+            try:
+                fork(talk, name, made.id)
+            except grpc.RpcError as error:  # It went meanwhile: the conversation begins again.
+                equal(Failure(error).reason, "CHECKPOINT_NOT_FOUND", "fork of what went")
+                made = patiently(talk.prefill, prompt).checkpoints[-1]
+                fork(talk, name, made.id)
+            longer = prompt + tokens(6 * PAGE)
+            got = patiently(attach(client, name).prefill, longer)
+            check(got.save_reason in ("", "SSD_FULL"), f"{name}: {got.save_reason}")
+            equal(got.save_reason, "", f"{name} is saved")
+            histories[name], last = longer, name
+    check(box.counter("cached_evictions_total", 'tier="ssd",cause="capacity"') > 0, "evicted")
+    got = attach(client, last).lookup(histories[last] + [9])
+    equal(got.hit_tokens, len(histories[last]), "the last one is whole")
+    box.crash()
+    client = box.client()
+    kept = 0
+    for name, history in histories.items():
+        got = attach(client, name).lookup(history + [9])
+        kept += got.hit_tokens > 0
+        patiently(attach(client, name).prefill, history + tokens(5))
+    check(kept >= 2, f"{kept} of {len(histories)} have something left")
+    box.no_wrong_bytes()
+    box.stop()
+    verified(box, "evicted")
+
+
+@case
+def trees_leave_memory_and_come_back():
+    """With little index.ram trees of several sessions are unloaded whole, and loaded again."""
+    box = Box("synthetic", {"index.ram": "1MiB"}).start()
+    client = box.client()
+    histories = {}
+    for tree in range(24):
+        talk = Talk(client, f"s{tree}")
+        prompt = tokens(20 * PAGE)
+        points = []
+        for at in range(160, len(prompt) + 1, 160):
+            points += patiently(talk.prefill, prompt[:at],
+                                anchors=[at - 128, at - 96, at - 64, at - 32]).checkpoints
+        talk.close()
+        for branch in range(3):
+            name = f"f{tree}.{branch}"
+            point = rng.choice(points)
+            fork(talk, name, point.id)
+            histories[name] = prompt[:point.position] + tokens(3 * PAGE)
+            patiently(attach(client, name).prefill, histories[name])
+            attach(client, name).close()
+    check(box.counter("cached_index_unloads_total") > 0, "trees left memory")
+    names = list(histories)
+    rng.shuffle(names)
+    for name in names:
+        got = attach(client, name).lookup(histories[name] + [9])
+        check(got.hit_tokens >= len(histories[name]) - 1, f"{name}: {got}")
+        listed = attach(client, name).get()
+        equal(len(listed.heads), 3, f"{name}: other heads")
+    together(4, lambda i: [patiently(attach(client, n).prefill, histories[n] + tokens(30))
+                           for n in names[i::4]])
+    box.no_wrong_bytes()
+    box.stop()
+    verified(box, "unloaded and loaded")
 
 
 @case

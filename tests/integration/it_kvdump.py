@@ -387,7 +387,13 @@ def every_field_of_a_page_is_compared():
         "made by another model": changed(48, bytes(32)),
         "stands after other tokens": changed(80 + 8, bytes(8)),  # Beyond the tag in the record.
         "belongs to another state directory": changed(112, bytes(16)),
-        "header byte 128 is not zero": changed(128, b"\x01"),
+        "cipher 2, expected 0 or 1": changed(128, b"\x02"),
+        "encrypted without a key id": changed(128, b"\x01"),
+        "its nonce is of another generation": changed(128, b"\x01\0\0\0\x01"),
+        "encrypted, in a directory that is not":
+            changed(128, b"\x01\0\0\0\x01" + struct.pack("<3xIQ", page.place, g)),
+        "header byte 130 is not zero": changed(130, b"\x01"),
+        "header byte 255 is not zero": changed(255, b"\x01"),
     }
     for cause, data in cases.items():
         state.write(page, data)

@@ -4,10 +4,13 @@ SIGTERM idle and busy, a second signal, kill -9 and start again, two daemons, he
 a watch, deadlines and callers that vanish (nothing of them stays), calls that nobody answers.
 """
 
+import fcntl
 import os
+import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -265,6 +268,39 @@ def vanishing_callers():
     equal(daemon.stop()[0], 0, "exit code")
 
 
+def nobody_reads_the_log():
+    """Standard error is a pipe that is full: turns go on, and a stop ends all the same."""
+    daemon = d.Daemon()
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    daemon.process = subprocess.Popen(daemon.command(), stderr=writer)
+    d.Daemon.running.append(daemon)
+    os.close(writer)
+    said = b""
+    while b"event=ready" not in said:
+        said += os.read(reader, 4096)
+    alice = session(daemon)
+    for i in range(60):
+        alice.Prefill(pb.PrefillRequest(session_id="s", tokens=pack(range(40 + i))), timeout=5)
+    began = time.monotonic()
+    equal(daemon.stop(timeout=30)[0], 0, "exit code")
+    seconds = time.monotonic() - began
+    check(1.5 < seconds < 8, f"it waits 2 s for the reader and no longer: {seconds:.1f} s")
+    os.close(reader)
+
+
+def small_files_only():
+    """RLIMIT_FSIZE: a write beyond it fails with EFBIG, it does not end the process."""
+    daemon = d.Daemon()
+    daemon.preexec = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+    log = open(daemon.log_file, "ab")
+    done = subprocess.run(daemon.command(), stdout=log, stderr=subprocess.PIPE, timeout=30,
+                          preexec_fn=daemon.preexec, check=False)
+    log.close()
+    said = done.stderr.decode()
+    check(done.returncode == 2 and "File too large" in said, f"{done.returncode}: {said!r}")
+
+
 def half_open():
     """Connections that say nothing, or nonsense, cost nobody anything."""
     daemon = d.Daemon().start()
@@ -312,7 +348,9 @@ def new_callers_while_stopping():
 
 for story in (stop_idle, stop_at_once, stop_busy, stop_slow_reader, second_signal,
               kill_and_restart, second_daemon, health, vanishing_callers, half_open,
-              new_callers_while_stopping):
+              new_callers_while_stopping, nobody_reads_the_log, small_files_only):
+    if len(sys.argv) > 1 and story.__name__ not in sys.argv[1:]:
+        continue
     start = time.monotonic()
     story()
     print(f"{story.__name__}: {time.monotonic() - start:.1f} s", flush=True)

@@ -5,6 +5,7 @@ brings about stand in it_bad_input.py.  Then what must keep a daemon from starti
 exit code 2.
 """
 
+import errno
 import json
 import os
 import re
@@ -148,6 +149,36 @@ def ssd_read_only(_):
     equal(probe.Check(d.health_pb2.HealthCheckRequest()).status, 2, "health says so")
     health = bad.client("ops").admin.GetStats(admin_pb.GetStatsRequest()).health
     check("read-only" in health, f"and why: {health!r}")
+    bad.stop()
+
+
+@case("RESULT_UNKNOWN")
+def result_unknown(_):
+    """The flush of RocksDB's log fails once: whether the record is there, the next start finds out, and
+    the same call again is right in both cases.  What comes after it was not written."""
+    calls = Calls()
+    bad = d.Daemon({"io.backend": "pool"}, env=calls.env()).start()
+    alice = bad.client().session
+    for name in ("before", "other"):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=name))
+    calls.fail("flush", errno.EIO, ".log")
+    fails(alice.DeleteSession, pb.DeleteSessionRequest(session_id="before"), code="UNAVAILABLE",
+          reason="RESULT_UNKNOWN", field="manifest")
+    calls.work()
+    for name in ("before", "other"):
+        got = d.failure(alice.DeleteSession, pb.DeleteSessionRequest(session_id=name))
+        equal((got.code, got.reason), ("FAILED_PRECONDITION", "SSD_READ_ONLY"), f"then {name}")
+    got = d.failure(alice.OpenSession, pb.OpenSessionRequest(session_id="new"))
+    equal((got.code, got.reason), ("FAILED_PRECONDITION", "SSD_READ_ONLY"), "then a new one")
+    bad.kill()
+    bad.start()
+    alice = bad.client().session
+    try:
+        alice.DeleteSession(pb.DeleteSessionRequest(session_id="before"))
+    except grpc.RpcError as error:  # It happened.
+        equal(d.Failure(error).reason, "SESSION_NOT_FOUND", "the same call again")
+    names = [s.session_id for s in alice.ListSessions(pb.ListSessionsRequest()).sessions]
+    equal(names, ["other"], "after a restart and the same call again")
     bad.stop()
 
 

@@ -535,6 +535,7 @@ def what_the_device_does_not_give_stays():
         pass
     got = whole_pass(box)
     check(got.unread > 0, f"pages were not read: {got.unread}")
+    tool(box).code(1, "scrub", "status")
     equal((got.damaged, got.checkpoints_dropped, got.quarantined_pages), (0, 0, 0), "all stay")
     equal(box.counter("cached_scrub_read_failures_total"), got.unread, "counted")
     check(box.logged("event=page_read_failed where=scrub"), "logged")
@@ -544,6 +545,50 @@ def what_the_device_does_not_give_stays():
         user, name = label.split("/")
         resumed(Talk(box.client(user), name).prefill(prompt + tokens(5)), REPLAY,
                 even(len(prompt)), label)
+    box.stop()
+
+
+@case
+def records_that_cannot_be_read():
+    """Tables of RocksDB damaged under the daemon: the pass goes no further, and a script sees it."""
+    box = Box("synthetic", FLAGS).start()
+    stored(box, 40, longest=300)
+    box.restart()  # The records are in a table now, and nobody has read those of trees.
+    folder = os.path.join(box.state, "manifest")
+    for name in os.listdir(folder):
+        if not name.endswith(".sst"):
+            continue
+        path = os.path.join(folder, name)
+        for offset in range(0, os.path.getsize(path) - 2048, 64):
+            flip(path, offset)
+    done = tool(box).code(1, "scrub", "start", "--wait")
+    check("ended early  records cannot be read: they are damaged" in done.stdout, done.stdout)
+    done = tool(box).code(1, "scrub", "status", "--json")
+    check('"failure": "records cannot be read' in done.stdout, done.stdout)
+    got = scrub(box)
+    equal((got.passes, got.full_age_ms), (0, 0), "that was no whole pass")
+    check(got.pages < got.pages_total, f"{got.pages} of {got.pages_total} pages")
+    check(box.logged("event=scrub_stopped"), "logged")
+    box.kill()
+
+
+@case
+def a_pass_that_is_stopped():
+    """Whoever waits for it learns that it was not whole."""
+    box = Box("synthetic", dict(FLAGS, **{"hbm.bytes": "16MiB"})).start()
+    stored(box, 24, shortest=400)
+    waiter = {}
+
+    def wait():
+        waiter["said"] = tool(box).code(1, "scrub", "start", "--wait", "--rate", "1MiB/s")
+    thread = threading.Thread(target=wait)
+    thread.start()
+    end = time.monotonic() + 10
+    while not scrub(box).running and time.monotonic() < end:
+        time.sleep(0.01)
+    tool(box).code(0, "scrub", "stop")
+    thread.join()
+    check("the pass was stopped before its end" in waiter["said"].stderr, waiter["said"].stderr)
     box.stop()
 
 

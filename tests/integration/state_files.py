@@ -134,7 +134,8 @@ class State:
     def _read(self, key, value):
         letter = key[:1]
         if letter == b"U":
-            self.users[key[1:]] = value[34:34 + value[33]].decode()
+            at = 33 if value[0] == 1 else 65  # Of version 2 the salt is encrypted.
+            self.users[key[1:]] = value[at + 1:at + 1 + value[at]].decode()
         elif letter == b"S":
             name = value[81:81 + value[67]].decode()
             self.sessions[key[1:]] = (value[1:17], name)

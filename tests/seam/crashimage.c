@@ -9,10 +9,11 @@
  * second must find right.  Every fifth image is of a disk that lies besides: it lost, tore, swapped
  * or changed a page it had flushed; then no wrong byte may be given back.  Every 50th is written to
  * real files, with a real RocksDB.  Every tenth honest one lacks batches that `acknowledged` knows
- * of; then the store must say how many, once.  An image depends on seed and number alone, so --case
- * builds that one again.
+ * of; then the store must say how many, once.  Every fourth pair of runs is encrypted, and its
+ * master key is rotated now and then (with --encrypt, every one).  An image depends on seed and
+ * number alone, so --case builds that one again.
  *
- * usage: crashimage [--images N] [--seed S] [--plant NAME] [--expect-loss]
+ * usage: crashimage [--images N] [--seed S] [--encrypt] [--plant NAME] [--expect-loss]
  *        crashimage --first K --count N ..., crashimage --case K ...
  */
 
@@ -27,6 +28,7 @@
 #include "tests/seam/options.h"
 #include "tests/seam/real.h"
 #include "tests/seam/stack.h"
+#include "tests/seam/world.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -41,9 +43,11 @@
 #define FAULT_EVERY 3u
 #define FAULT_CALLS 250u /* One of the first. */
 #define TOLD_MAX 5u
+#define ENCRYPTED_EVERY 4u /* Pairs. */
 
 struct totals {
     struct check check;
+    uint64_t encrypted;
     uint64_t images, runs, failures, lying, real, faults, refused_lying, cut;
 };
 
@@ -197,6 +201,7 @@ static void run_image(const struct options *options, uint64_t number, const stru
     }
     kv_disk_destroy(image.disk);
     totals->images++;
+    totals->encrypted += world_encrypts();
     totals->lying += lying;
     if (lying) totals->refused_lying += check.refused;
     if (check_failures(&check) > 0) tell(totals, number, &image, recorder->tick, &check);
@@ -252,6 +257,7 @@ static void run_pair(const struct options *options, uint64_t pair, struct totals
     struct ex_random random = {ex_mix(options->seed + (pair << 32))};
     struct image image;
     assert(work != NULL && work_after != NULL);
+    world_encrypt(options->encrypt || pair % ENCRYPTED_EVERY == 2);
     stack_init(&stack, options->plant, mem_disk_create(STACK_DIR, ex_random_next(&random)));
     run_stack(options, &stack, work, NULL, 0, &random);
     run_images(options, first, middle, work, &stack, 1, totals);
@@ -285,6 +291,10 @@ static uint64_t judge_totals(const struct options *options, const struct totals 
         (void)printf("no lie was met, no file was real, no record was gone, or no fault fired\n");
         failures++;
     }
+    if (totals->images >= IMAGES_PER_PAIR * ENCRYPTED_EVERY && totals->encrypted == 0) {
+        (void)printf("none was encrypted\n");
+        failures++;
+    }
     return failures;
 }
 
@@ -301,10 +311,11 @@ int main(int argc, char **argv)
         run_pair(&options, pair, &totals);
     const struct check *check = &totals.check;
     (void)printf("%llu runs, %llu faults fired, %llu lying disks with %llu pages refused, %llu on "
-                 "real files, %llu without noted records, %.1f s\n",
+                 "real files, %llu without noted records, %llu encrypted, %.1f s\n",
                  (unsigned long long)totals.runs, (unsigned long long)totals.faults,
                  (unsigned long long)totals.lying, (unsigned long long)totals.refused_lying,
                  (unsigned long long)totals.real, (unsigned long long)totals.cut,
+                 (unsigned long long)totals.encrypted,
                  (double)(kv_clock_stopwatch_ns() - begun_ns) / 1e9);
     (void)printf("%llu images, %llu acknowledged, %llu found, %llu lost, %llu torn, %llu wrong, "
                  "%llu undead, %llu uneven, %llu unopened, %llu alarms wrong\n",

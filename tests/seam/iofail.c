@@ -10,7 +10,7 @@
  *
  * Case K is way K % 17 of call 1 + K / 17; beyond the last call it goes on with the next seed.
  *
- * usage: iofail [--every N] [--from CALL] [--seed S] [--plant NAME] [--expect-loss]
+ * usage: iofail [--every N] [--from CALL] [--seed S] [--encrypt] [--plant NAME] [--expect-loss]
  *        iofail --first K --count N ..., iofail --case K ...
  */
 
@@ -21,6 +21,7 @@
 #include "tests/seam/mem_manifest.h"
 #include "tests/seam/options.h"
 #include "tests/seam/stack.h"
+#include "tests/seam/world.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -222,6 +223,7 @@ int main(int argc, char **argv)
     struct totals totals = {.cases = 0}, without = {.cases = 0};
     const uint64_t begun_ns = kv_clock_stopwatch_ns();
     if (!options_parse(argc, argv, &options)) return 2;
+    world_encrypt(options.encrypt);
 
     const uint64_t calls = run_case(&options, &(struct plan){.seed = options.seed}, &without);
     (void)printf("seed %llu, plant %s: %llu calls without faults, %llu checkpoints saved, %llu "

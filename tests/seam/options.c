@@ -46,6 +46,10 @@ bool options_parse(int argc, char **argv, struct options *options)
             options->expect_loss = true;
             continue;
         }
+        if (strcmp(argv[i], "--encrypt") == 0) {
+            options->encrypt = true;
+            continue;
+        }
         if (strcmp(argv[i], "--idle") == 0) {
             options->idle = true;
             continue;
@@ -58,7 +62,7 @@ bool options_parse(int argc, char **argv, struct options *options)
                       "%s: bad argument\n"
                       "usage: iofail [--every N] [--from CALL] or [--first K] [--count N]\n"
                       "       crashimage [--images N] or [--first K] [--count N]\n"
-                      "       either: [--seed S] [--case K] [--idle]\n"
+                      "       either: [--seed S] [--case K] [--idle] [--encrypt]\n"
                       "               [--plant NAME] [--expect-loss]\n"
                       "plants:",
                       argv[i]);

@@ -16,6 +16,7 @@ struct options {
     enum kv_plant plant;
     bool idle;        /* The script does nothing: such a run must fail. */
     bool expect_loss; /* Succeed only if something is found wrong. */
+    bool encrypt;     /* Every store is encrypted, and its master key rotated. */
 };
 
 /* False, after a word about it: the arguments make no sense. */

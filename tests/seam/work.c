@@ -385,6 +385,7 @@ static void step(struct work *work)
     const uint32_t what = ex_random_below(&work->random, 100);
     const uint32_t more = ex_random_between(&work->random, 20, 260);
     struct kv_session *session = world_session(&work->world, s);
+    if (world_encrypts() && ex_random_percent(&work->random, 5)) world_rotate(&work->world);
     if (work->sessions[s].busy > 0 || !world_load(&work->world, session)) return;
     struct kv_node *head = session->head;
     const uint32_t tokens = (head == NULL ? 0 : head->tokens) + more;
@@ -446,6 +447,7 @@ static void finish(struct work *work)
         memcpy(work->uneven_why, why, sizeof(why));
     }
     work->read_only |= kv_ssd_usage(world->store->ssd).read_only;
+    work->erased += kv_ssd_usage(world->store->ssd).pages_erased;
     world_close(world);
 }
 

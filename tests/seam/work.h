@@ -49,6 +49,7 @@ struct work {
     struct work_point points[WORK_POINTS_MAX];
     uint32_t point_count;
     uint64_t saves, saves_failed, restores, pages_missed, drops, moves;
+    uint64_t erased; /* Pages; of free ones. */
     uint64_t damaged, wrong;          /* Pages given back that are not what was saved. */
     kv_status open_status;            /* Of the last start. */
     bool read_only;                   /* The tier was, before a restart or at the end. */

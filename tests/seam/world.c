@@ -17,6 +17,21 @@
 #define WAIT_MS 1
 #define TURN_NS 200000u
 
+#define MASTERS 2u
+
+static const uint8_t masters[MASTERS][KV_KEY_BYTES] = {{'a', 1}, {'b', 2}};
+static bool encrypts;
+
+void world_encrypt(bool on)
+{
+    encrypts = on;
+}
+
+bool world_encrypts(void)
+{
+    return encrypts;
+}
+
 static struct kv_store_options options_of(const struct kv_layout *layout, struct kv_disk *disk,
                                           const char *dir)
 {
@@ -39,8 +54,21 @@ static struct kv_store_options options_of(const struct kv_layout *layout, struct
         .rows_ttl_ms = KV_TTL_MS_MAX,
         .erase_within_ms = 64,
         .sessions_max = CONTENT_SESSIONS,
+        .encryption = {.on = encrypts, .master = encrypts ? masters[0] : NULL},
         .plant = plant_now(),
     };
+}
+
+static void rotated(void *context, kv_status status)
+{
+    struct world *world = context;
+    if (status == KV_OK) world->master = 1 - world->master;
+}
+
+void world_rotate(struct world *world)
+{
+    /* Refused while one runs, and where the superblock cannot be written. */
+    (void)!kv_store_rotate_start(world->store, masters[1 - world->master], rotated, world, NULL);
 }
 
 kv_status world_directory(struct kv_disk *disk, const char *dir, struct kv_error *err)
@@ -49,7 +77,11 @@ kv_status world_directory(struct kv_disk *disk, const char *dir, struct kv_error
     struct kv_store_options options = options_of(&layout, disk, dir);
     options.clock = kv_clock_create_virtual();
     assert(options.clock != NULL);
-    const kv_status status = kv_store_directory(&options, err);
+    kv_status status = kv_store_directory(&options, err);
+    if (status == KV_INVALID && encrypts) {
+        options.encryption.master = masters[1];
+        status = kv_store_directory(&options, err);
+    }
     kv_clock_destroy(options.clock);
     return status;
 }
@@ -66,8 +98,13 @@ kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manife
     options.clock = world->clock;
     options.manifest = manifest;
     options.mailbox = world->mailbox;
-    status = kv_store_directory(&options, err);
-    if (status == KV_OK) status = kv_store_open(&options, &world->store, err);
+    /* A rotation may have been cut off or lost: the key that is not refused is the right one. */
+    for (world->master = 0; world->master < (encrypts ? MASTERS : 1); world->master++) {
+        if (encrypts) options.encryption.master = masters[world->master];
+        status = kv_store_directory(&options, err);
+        if (status == KV_OK) status = kv_store_open(&options, &world->store, err);
+        if (status != KV_INVALID && status != KV_CORRUPT) break;
+    }
     if (status != KV_OK) world_close(world);
     return status;
 }

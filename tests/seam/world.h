@@ -16,13 +16,20 @@ struct world {
     struct kv_mailbox *mailbox;
     struct kv_clock *clock;
     struct kv_store *store; /* NULL: not open. */
+    uint32_t master;        /* Encrypted: which of the two master keys opened it. */
 };
+
+/* Stores that are opened from here on are encrypted, or not. */
+void world_encrypt(bool on);
+bool world_encrypts(void);
+/* Starts to put the store under the other master key, if nothing is under way of that. */
+void world_rotate(struct world *world);
 
 /* As a daemon does before it opens a manifest: the superblock, made or compared. */
 kv_status world_directory(struct kv_disk *disk, const char *dir,
                           struct kv_error *err) KV_MUST_CHECK;
-/* The same, and the store.  `dir` exists on the disk.  What fails leaves the world as after
- * world_close(). */
+/* The same, and the store; under whichever of the two master keys opens it.  `dir` exists on the
+ * disk.  What fails leaves the world as after world_close(). */
 kv_status world_open(struct world *world, struct kv_disk *disk, struct kv_manifest *manifest,
                      const char *dir, struct kv_error *err) KV_MUST_CHECK;
 /* Nothing may be in flight. */

@@ -1,15 +1,18 @@
 /*
- * Layout version 1, whole: tests/data/format-v1.
+ * Layout version 1, whole: tests/data/format-v1, and the same encrypted: format-v1-encrypted.
  *
  * Goal: what this code writes for a fixed input is, byte for byte, what is kept there, and a store
  * opened on it finds every checkpoint and every page.
  * Method: a small directory is made in memory by the encoders and compared with the files; the
  * files (not what was made) are then put into a fresh directory, records into a fresh RocksDB, and
- * the real store loads trees and reads pages.
+ * the real store loads trees and reads pages.  What is random in an encrypted one is fixed here,
+ * and its records are made as docs/format.md says, not by the functions that a store makes them
+ * with.
  *
  *   test_format_golden                compares; a difference fails and names the file and the byte
- *   test_format_golden --write        writes tests/data/format-v1 anew: only for another version
+ *   test_format_golden --write        writes tests/data/format-v1* anew: only for another version
  *   test_format_golden --unpack DIR   makes a state directory from the files
+ *   test_format_golden --unpack-encrypted DIR   likewise; its master key is bytes 0x00 to 0x1f
  */
 
 #include "kvstore/base/bytes.h"
@@ -32,6 +35,7 @@ enum {
     RECORDS_MAX = 16384,
     COMMIT = 9, /* Batches in the manifest. */
     RECORD_COUNT = 15,
+    KEY_COUNT = 2, /* Records more, where it is encrypted. */
 };
 
 static const char *const files[] = {"superblock", "segment-000000.kv", "acknowledged",
@@ -44,7 +48,7 @@ static size_t made_bytes[FILES], kept_bytes[FILES];
 
 /* ---- the fixed input ---- */
 
-static const struct kv_superblock superblock = {
+static struct kv_superblock superblock = {
     .id = {{0xd0, 0xd1, 0xd2, 0xd3, 0xd4, 0xd5, 0xd6, 0xd7, 0xd8, 0xd9, 0xda, 0xdb, 0xdc, 0xdd,
             0xde, 0xdf}},
     .page_bytes = PAGE_BYTES,
@@ -100,6 +104,43 @@ static void fill(void *bytes, size_t count, uint8_t from)
 {
     for (size_t i = 0; i < count; i++)
         ((uint8_t *)bytes)[i] = (uint8_t)(from + i);
+}
+
+/* ---- the fixed keys ---- */
+
+static bool encrypted;
+static uint8_t master[KV_KEY_BYTES], run_id[KV_RUN_BYTES];
+static struct kv_aead *aead;
+
+static void data_key_of(const struct golden_user *user, uint8_t key[KV_KEY_BYTES])
+{
+    fill(key, KV_KEY_BYTES, user == &alice ? 0xa0 : 0xb0);
+}
+
+/* Seals with a key that is derived for one purpose. */
+static void seal_fixed(const uint8_t from[KV_KEY_BYTES], const char *label, const uint8_t *nonce,
+                       const uint8_t *about, uint32_t about_bytes, const uint8_t *text,
+                       uint32_t bytes, uint8_t *to, uint8_t *tag)
+{
+    uint8_t key[KV_KEY_BYTES];
+    kv_derive(from, label, NULL, 0, key);
+    kv_aead_seal(aead, &(struct kv_aead_with){key, nonce, about, about_bytes}, text, bytes, to,
+                 tag);
+}
+
+static void encryption_make(void)
+{
+    uint8_t id[KV_KEY_BYTES], nothing[1] = {0};
+    struct kv_key_check *check = &superblock.master;
+    EXPECT(kv_aead_create(&aead, NULL) == KV_OK);
+    fill(master, sizeof(master), 0);
+    fill(run_id, sizeof(run_id), 0x70);
+    superblock.features = KV_FEATURE_ENCRYPTION;
+    kv_derive(master, "cached master key id", NULL, 0, id);
+    memcpy(check->master.bytes, id, KV_MASTER_ID_BYTES);
+    fill(check->nonce, KV_NONCE_BYTES, 0x10);
+    seal_fixed(master, "cached master key check", check->nonce, superblock.id.bytes, 16, nothing, 0,
+               nothing, check->tag);
 }
 
 static void input_make(void)
@@ -180,6 +221,16 @@ static void make_page(const struct golden_page *page)
         kv_page_set_id(bytes, i, page->ids[page->position + i]);
     kv_page_clear_after(&layout, bytes, page->count);
     kv_page_seal(&layout, bytes, &header);
+    if (encrypted) {
+        static uint8_t plain[PAGE_BYTES];
+        struct kv_page_cipher cipher = {.key_id = 1, .ssd_page = page->place};
+        uint8_t data[KV_KEY_BYTES], key[KV_KEY_BYTES];
+        memcpy(cipher.run, run_id, sizeof(run_id));
+        memcpy(plain, bytes, PAGE_BYTES);
+        data_key_of(page->user, data);
+        kv_derive(data, "cached pages", run_id, sizeof(run_id), key);
+        kv_page_encrypt(aead, &layout, key, &cipher, plain, bytes);
+    }
 
     const struct kv_record_page record = {
         .uid = page->uid,
@@ -252,11 +303,34 @@ static void make_session(const struct golden_user *user, const char *name, const
     record_add(key, key_bytes, value, kv_record_session_encode(&record, value));
 }
 
+/* Record K of the user, and his salt under the key in it. */
+static void make_key(const struct golden_user *user, struct kv_record_user *record)
+{
+    uint8_t name[KV_KEY_KEY_BYTES], value[KV_RECORD_KEY_BYTES], about[36], data[KV_KEY_BYTES];
+    struct kv_record_key key = {.master = superblock.master.master};
+    memcpy(about, superblock.id.bytes, 16);
+    memcpy(about + 16, user->id.bytes, 16);
+    kv_store32(about + 32, 1);
+    data_key_of(user, data);
+    fill(key.nonce, KV_NONCE_BYTES, data[0]);
+    seal_fixed(master, "cached master key wrap", key.nonce, about, sizeof(about), data,
+               KV_KEY_BYTES, key.wrapped, key.tag);
+    const uint32_t name_bytes = kv_key_key(&user->id, 1, name);
+    record_add(name, name_bytes, value, kv_record_key_encode(&key, value));
+
+    record->sealed.key_id = 1;
+    fill(record->sealed.nonce, KV_NONCE_BYTES, (uint8_t)(data[0] + 1));
+    seal_fixed(data, "cached user salt", record->sealed.nonce, about, sizeof(about),
+               user->record.salt, KV_SALT_BYTES, record->sealed.salt, record->sealed.tag);
+}
+
 static void make_user(const struct golden_user *user)
 {
+    struct kv_record_user record = user->record;
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_USER_MAX];
+    if (encrypted) make_key(user, &record);
     const uint32_t key_bytes = kv_key_user(&user->id, key);
-    record_add(key, key_bytes, value, kv_record_user_encode(&user->record, value));
+    record_add(key, key_bytes, value, kv_record_user_encode(&record, value));
 }
 
 static void make_all(void)
@@ -269,6 +343,8 @@ static void make_all(void)
     const struct kv_record_commit commit = {.number = COMMIT};
     uint8_t key[KV_RECORD_KEY_MAX], value[KV_RECORD_STORE_MAX];
 
+    memset(made, 0, sizeof(made));
+    memset(made_bytes, 0, sizeof(made_bytes));
     kv_superblock_encode(&superblock, made[SUPERBLOCK]);
     made_bytes[SUPERBLOCK] = KV_SUPERBLOCK_BYTES;
     kv_segment_header_encode(&header, made[SEGMENT]);
@@ -299,8 +375,8 @@ static void make_all(void)
 static void path_in_data(uint32_t file, char path[512])
 {
     const char *source = getenv("CACHED_SOURCE_ROOT");
-    (void)snprintf(path, 512, "%s/tests/data/format-v1/%s", source == NULL ? "." : source,
-                   files[file]);
+    (void)snprintf(path, 512, "%s/tests/data/format-v1%s/%s", source == NULL ? "." : source,
+                   encrypted ? "-encrypted" : "", files[file]);
 }
 
 static void write_file(const char *path, const uint8_t *bytes, size_t count)
@@ -336,7 +412,8 @@ static uint8_t hex_byte(const char *at)
 static void unpack_records(const char *dir)
 {
     static uint8_t bytes[RECORDS_MAX];
-    struct kv_manifest_put puts[RECORD_COUNT];
+    struct kv_manifest_put puts[RECORD_COUNT + KEY_COUNT];
+    const uint32_t want = RECORD_COUNT + (encrypted ? KEY_COUNT : 0);
     struct kv_manifest *manifest;
     const char *at = (const char *)kept[RECORDS], *end = at + kept_bytes[RECORDS];
     uint32_t count = 0;
@@ -351,10 +428,10 @@ static void unpack_records(const char *dir)
                 bytes[used++] = hex_byte(at);
             if (part == 0) at++;
         }
-        EXPECT(count < RECORD_COUNT);
+        EXPECT(count < want);
         puts[count] = (struct kv_manifest_put){begins[0], lengths[0], begins[1], lengths[1]};
     }
-    EXPECT_EQ_U32(count, RECORD_COUNT);
+    EXPECT_EQ_U32(count, want);
     EXPECT(kv_manifest_open(dir, &manifest, NULL) == KV_OK);
     EXPECT(kv_manifest_write_now(manifest, puts, count, NULL) == KV_OK);
     kv_manifest_close(manifest);
@@ -446,6 +523,7 @@ static void world_open(const char *dir)
         .pool_ttl_ms = 1000,
         .rows_ttl_ms = 1000,
         .sessions_max = 16,
+        .encryption = {.on = encrypted, .master = encrypted ? master : NULL},
     };
     struct kv_error err = {0};
     char path[512];
@@ -498,7 +576,8 @@ static void test_store_reads_it(const char *dir, bool again)
     world_open(dir);
     EXPECT_EQ_U64(world.store->recovery.scan_why == NULL, again);
     EXPECT_EQ_U64(world.store->options.superblock.features,
-                  KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY);
+                  KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY |
+                      (encrypted ? KV_FEATURE_ENCRYPTION : 0));
     EXPECT_EQ_U32(kv_store_segment(world.store, 0).pages_used, KV_ARRAY_COUNT(pages));
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(pages); i++)
         EXPECT(kv_store_segment_recorded(world.store, pages[i].place));
@@ -525,6 +604,7 @@ static void test_store_reads_it(const char *dir, bool again)
         read_checkpoint(&nodes[i], node);
     }
     EXPECT_EQ_U64(world.store->counters.corrupt_pages, 0);
+    EXPECT_EQ_U64(world.store->counters.pages_decrypted, encrypted ? KV_ARRAY_COUNT(pages) : 0);
     EXPECT_EQ_U64(world.store->counters.pages_verified, KV_ARRAY_COUNT(pages));
     world_close();
 }
@@ -536,22 +616,17 @@ static int remove_tree(const char *dir)
     return system(command);
 }
 
-int main(int argc, char **argv)
+static void write_kept(void)
 {
-    input_make();
-    make_all();
-    if (argc == 2 && strcmp(argv[1], "--write") == 0) {
-        for (uint32_t i = 0; i < FILES; i++) {
-            char path[512];
-            path_in_data(i, path);
-            write_file(path, made[i], made_bytes[i]);
-        }
-        HARNESS_END();
+    for (uint32_t i = 0; i < FILES; i++) {
+        char path[512];
+        path_in_data(i, path);
+        write_file(path, made[i], made_bytes[i]);
     }
-    if (argc == 3 && strcmp(argv[1], "--unpack") == 0) {
-        unpack(argv[2]);
-        HARNESS_END();
-    }
+}
+
+static void test_all(void)
+{
     char dir[] = "test_format_golden.XXXXXX";
     test_same_bytes();
     EXPECT(mkdtemp(dir) != NULL);
@@ -559,5 +634,31 @@ int main(int argc, char **argv)
     test_store_reads_it(dir, false);
     test_store_reads_it(dir, true);
     EXPECT(remove_tree(dir) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    const bool writes = argc == 2 && strcmp(argv[1], "--write") == 0;
+    const bool unpacks = argc == 3 && strcmp(argv[1], "--unpack") == 0;
+    input_make();
+    make_all();
+    if (writes)
+        write_kept();
+    else if (unpacks)
+        unpack(argv[2]);
+    else if (argc == 1)
+        test_all();
+    if (unpacks) HARNESS_END();
+
+    encrypted = true;
+    encryption_make();
+    make_all();
+    if (writes)
+        write_kept();
+    else if (argc == 3 && strcmp(argv[1], "--unpack-encrypted") == 0)
+        unpack(argv[2]);
+    else
+        test_all();
+    kv_aead_destroy(aead);
     HARNESS_END();
 }

@@ -61,7 +61,7 @@ static struct work *run(uint64_t seed)
 
 static void test_even(uint64_t seeds)
 {
-    uint64_t saves = 0, drops = 0, moves = 0;
+    uint64_t saves = 0, drops = 0, moves = 0, erased = 0;
     for (uint64_t seed = 1; seed <= seeds; seed++) {
         struct work *work = run(seed);
         if (work->uneven)
@@ -72,12 +72,13 @@ static void test_even(uint64_t seeds)
         saves += work->saves;
         drops += work->drops;
         moves += work->moves;
+        erased += work->erased;
         free(work);
     }
-    (void)printf("  %llu histories: %llu saves, %llu deletes, %llu pages moved\n",
+    (void)printf("  %llu histories: %llu saves, %llu deletes, %llu pages moved, %llu erased\n",
                  (unsigned long long)seeds, (unsigned long long)saves, (unsigned long long)drops,
-                 (unsigned long long)moves);
-    EXPECT(saves > 20 * seeds && drops > 2 * seeds && moves > 2 * seeds);
+                 (unsigned long long)moves, (unsigned long long)erased);
+    EXPECT(saves > 20 * seeds && drops > 2 * seeds && moves > 2 * seeds && erased > 2 * seeds);
 }
 
 static void test_planted(enum bug plant, const char *name)

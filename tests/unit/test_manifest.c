@@ -350,8 +350,8 @@ static int fail_in(const char *dir)
 
     EXPECT(kv_manifest_stats(env.manifest).failed);
     const uint64_t syncs = kv_manifest_stats(env.manifest).syncs;
-    EXPECT(write_posted(&env, &good, 1) == KV_IO);
-    EXPECT(kv_manifest_write_now(env.manifest, &good, 1, &err) == KV_IO);
+    EXPECT(write_posted(&env, &good, 1) == KV_INVALID);
+    EXPECT(kv_manifest_write_now(env.manifest, &good, 1, &err) == KV_INVALID);
     EXPECT(strstr(err.text, "restart") != NULL);
     EXPECT_EQ_U64(kv_manifest_stats(env.manifest).syncs, syncs); /* RocksDB was not asked again. */
     scan_posted(&env, &load, "good", NULL, 1, buf, sizeof(buf)); /* Reads go on. */

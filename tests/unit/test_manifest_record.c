@@ -164,6 +164,33 @@ static void test_store(void)
     check_refused(decode_store, buf, bytes, 0, 2, 1); /* A version we do not know. */
 }
 
+/* Version 2: the salt under a key. */
+static void test_user_sealed(void)
+{
+    struct kv_record_user record = {.name = "bob", .sealed = {.key_id = 5}};
+    struct kv_record_user got;
+    uint8_t buf[KV_RECORD_USER_MAX];
+    fill(record.sealed.nonce, sizeof(record.sealed.nonce), 1);
+    fill(record.sealed.salt, sizeof(record.sealed.salt), 0x40);
+    fill(record.sealed.tag, sizeof(record.sealed.tag), 0x80);
+    const uint32_t bytes = kv_record_user_encode(&record, buf);
+    EXPECT_EQ_U32(bytes, 66 + 3 + 4);
+    EXPECT_EQ_U32(buf[0], 2);
+    EXPECT_EQ_U32(buf[1], 5);
+    EXPECT_EQ_MEM(buf + 5, record.sealed.nonce, 12);
+    EXPECT_EQ_MEM(buf + 17, record.sealed.salt, 32);
+    EXPECT_EQ_MEM(buf + 49, record.sealed.tag, 16);
+    EXPECT_EQ_U32(buf[65], 3);
+    EXPECT(kv_record_user_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_MEM(&got.sealed, &record.sealed, sizeof(got.sealed));
+    EXPECT(strcmp(got.name, "bob") == 0);
+    check_damage(decode_user, buf, bytes);
+    check_refused(decode_user, buf, bytes, 1, 0, 4); /* No key. */
+    check_refused(decode_user, buf, bytes, 65, 0, 1);
+    check_refused(decode_user, buf, bytes, 65, 4, 1);
+    check_refused(decode_user, buf, bytes, 67, 0, 1);
+}
+
 static void test_user(void)
 {
     struct kv_record_user record = {.name = "alice"};
@@ -264,6 +291,43 @@ static void test_session_smallest_and_largest(void)
     EXPECT_EQ_STR(got.parent_name, record.parent_name);
 }
 
+/* Version 2: its head is in another tree, where it was forked or not. */
+static void test_session_of_another_tree(void)
+{
+    struct kv_record_session record = full_session();
+    struct kv_record_session got;
+    uint8_t buf[KV_RECORD_SESSION_MAX];
+    const uint32_t plain = kv_record_session_encode(&record, buf);
+    EXPECT_EQ_U32(buf[0], 1);
+    record.has_tree = true;
+    fill(record.tree.bytes, 16, 60);
+    uint32_t bytes = kv_record_session_encode(&record, buf);
+    EXPECT_EQ_U32(buf[0], 2);
+    EXPECT_EQ_U32(bytes, plain + 37);
+    EXPECT(kv_record_session_decode(buf, bytes, &got) == KV_OK);
+    EXPECT(got.has_tree && !got.has_origin && got.origin_tokens == 0);
+    check_refused(decode_session, buf, bytes, plain - 4 + 33, 7, 4); /* No fork, yet a position. */
+
+    record.has_origin = true;
+    record.origin_tokens = 55;
+    fill(record.origin.bytes, 16, 90);
+    bytes = kv_record_session_encode(&record, buf);
+    EXPECT(kv_record_session_decode(buf, bytes, &got) == KV_OK);
+    EXPECT_EQ_MEM(buf + plain - 4, record.tree.bytes, 16); /* docs/format.md */
+    EXPECT_EQ_U32(buf[plain - 4 + 16], 1);
+    EXPECT_EQ_MEM(buf + plain - 4 + 17, record.origin.bytes, 16);
+    EXPECT_EQ_U32(kv_load32(buf + plain - 4 + 33), 55);
+    EXPECT_EQ_MEM(got.tree.bytes, record.tree.bytes, 16);
+    EXPECT_EQ_MEM(got.origin.bytes, record.origin.bytes, 16);
+    EXPECT(got.has_origin && got.origin_tokens == 55);
+    EXPECT_EQ_STR(got.name, "run:1.main");
+    check_damage(decode_session, buf, bytes);
+    check_refused(decode_session, buf, bytes, 0, 1, 1); /* Version 1 ends before. */
+    check_refused(decode_session, buf, bytes, 0, 3, 1);
+    check_refused(decode_session, buf, bytes, plain - 4 + 16, 2, 1);
+    check_refused(decode_session, buf, bytes, plain - 4 + 33, 0xffffffff, 4);
+}
+
 static struct kv_record_node full_node(const uint8_t *uids)
 {
     struct kv_record_node record = {
@@ -283,6 +347,30 @@ static struct kv_record_node full_node(const uint8_t *uids)
     fill(record.parent.bytes, 16, 40);
     fill(record.digest.bytes, 32, 100);
     return record;
+}
+
+/* Version 2: made by another session than the tree is named for. */
+static void test_node_of_another_maker(void)
+{
+    uint8_t uids[16];
+    uint8_t buf[BUF];
+    fill(uids, sizeof(uids), 7);
+    struct kv_record_node record = full_node(uids);
+    struct kv_record_node got;
+    const uint32_t plain = kv_record_node_encode(&record, buf);
+    EXPECT_EQ_U32(buf[0], 1);
+    record.has_maker = true;
+    fill(record.maker.bytes, 16, 70);
+    const uint32_t bytes = kv_record_node_encode(&record, buf);
+    EXPECT_EQ_U32(buf[0], 2);
+    EXPECT_EQ_U32(bytes, plain + 16);
+    EXPECT_EQ_MEM(buf + plain - 4, record.maker.bytes, 16); /* docs/format.md */
+    EXPECT(kv_record_node_decode(buf, bytes, &got) == KV_OK);
+    EXPECT(got.has_maker && got.tokens == 300);
+    EXPECT_EQ_MEM(got.maker.bytes, record.maker.bytes, 16);
+    EXPECT_EQ_MEM(got.page_uids, uids, sizeof(uids));
+    check_damage(decode_node, buf, bytes);
+    check_refused(decode_node, buf, bytes, 0, 1, 1);
 }
 
 static void test_node(void)
@@ -540,8 +628,11 @@ int main(void)
     test_commit();
     test_clock();
     test_user();
+    test_user_sealed();
     test_session();
     test_session_smallest_and_largest();
+    test_session_of_another_tree();
+    test_node_of_another_maker();
     test_node();
     test_kernel_names();
     test_node_smallest_and_largest();

@@ -106,11 +106,35 @@ static void test_fields(void)
     EXPECT(decode_changed(48, 1ull << 63, 8) == KV_OK);
 }
 
+/* With bit 1: what it says of one master key or two, at the documented places. */
+static void test_encrypted(void)
+{
+    struct kv_superblock want = sample, got;
+    want.features = KV_FEATURE_ENCRYPTION;
+    memset(&want.master, 0x11, sizeof(want.master));
+    memset(&want.next_master, 0x22, sizeof(want.next_master));
+    for (int i = 0; i < 2; i++) {
+        want.has_next_master = i == 1;
+        kv_superblock_encode(&want, bytes);
+        EXPECT(kv_superblock_decode(bytes, &got, &version, &damaged) == KV_OK);
+        EXPECT(got.has_next_master == want.has_next_master);
+        EXPECT_EQ_MEM(&got.master, &want.master, sizeof(got.master));
+        if (i == 1) EXPECT_EQ_MEM(&got.next_master, &want.next_master, sizeof(got.master));
+        for (uint32_t at = 64; at < 256; at++)
+            EXPECT_EQ_U32(bytes[at], at < 100 ? 0x11 : at < 136 && i == 1 ? 0x22 : 0);
+    }
+    memset(&want.master, 0, sizeof(want.master)); /* A bit without a key. */
+    want.has_next_master = false;
+    kv_superblock_encode(&want, bytes);
+    EXPECT(kv_superblock_decode(bytes, &got, &version, &damaged) == KV_CORRUPT);
+}
+
 int main(void)
 {
     test_bytes_of_version_1();
     test_every_bit_counts();
     test_both_copies_damaged();
     test_fields();
+    test_encrypted();
     HARNESS_END();
 }

@@ -45,7 +45,9 @@
     "              (--quick: 100,000) are made where no --dir is given\n"
 #define TEXT_SSD_READ                                                                              \
     "ssd-read      sessions of 1k, 16k and 200k tokens from SSD beside fio, one thread; at\n"      \
-    "              least 0.97 of its speed.  A store of its own in TMPDIR, 600 MB.\n"
+    "              least 0.97 of its speed, and 0.80 of that if encrypted.  Two stores of its "    \
+    "own\n"                                                                                        \
+    "              in TMPDIR, 1.2 GB.\n"
 #define TEXT_SSD_COMMIT                                                                            \
     "ssd-commit    checkpoints of 8 writers acknowledged on SSD beside fio write + fdatasync;\n"   \
     "              at least 0.90 of it.  A store of its own in TMPDIR, 1.2 GB.\n"

@@ -13,7 +13,7 @@
 
 #include <pthread.h>
 
-#define BENCH_NOTES_MAX 8u
+#define BENCH_NOTES_MAX 12u
 
 struct bench_progress {
     const struct ctl *ctl;

@@ -14,7 +14,8 @@
 struct bench_ssd_options {
     uint64_t hbm_pages, ssd_pages; /* The arena; the tier, which is one segment. */
     uint32_t sessions;
-    bool timed; /* Reads of pages are timed: see bench_ssd_latencies(). */
+    bool timed;   /* Reads of pages are timed: see bench_ssd_latencies(). */
+    bool encrypt; /* Pages are encrypted on their way to SSD. */
 };
 
 /* Owned by: the benchmark's stack; it stays where it is between open and close. */

@@ -5,7 +5,8 @@
  * whole: more of them than the memory for pages holds, so that every page is read from the device,
  * and another one is given up for it, as in a daemon under load.  fio reads the same bytes of the
  * same file in the same order, with blocks of a page, as many in flight.  Where a session has fewer
- * pages than that, fio too waits for all of them before it starts the next.  The store's memory is
+ * pages than that, fio too waits for all of them before it starts the next.  What encryption costs
+ * is measured against the same sessions in a second store, which encrypts.  The store's memory is
  * in huge pages where the kernel gives them; fio's is if some are set aside (vm.nr_hugepages).
  */
 
@@ -28,7 +29,7 @@
 #define QUICK_RUN_BYTES (384ull << 20)
 #define GIB (1024.0 * 1024 * 1024)
 #define SIZES 3u
-#define LINES_PER_SIZE 4u
+#define LINES_PER_SIZE 5u
 
 struct size {
     const char *name;
@@ -58,6 +59,7 @@ struct reading {
     struct restore restore;
     uint32_t next;   /* Session to be read. */
     uint32_t rounds; /* Sessions of one run. */
+    bool encrypted;  /* The store's pages. */
     bool huge;       /* fio's buffers. */
     bool checks;     /* Pages are verified. */
     const char *fio;
@@ -146,7 +148,7 @@ static bool make_restore(struct reading *reading)
 }
 
 static int reading_init(struct reading *reading, const struct size *size, bool quick,
-                        const char *fio, struct bench_progress *progress)
+                        bool encrypted, const char *fio, struct bench_progress *progress)
 {
     const uint32_t pages = pages_of(size);
     const struct bench_ssd_options options = {
@@ -154,9 +156,12 @@ static int reading_init(struct reading *reading, const struct size *size, bool q
         .ssd_pages = pages * size->sessions + 2 * SAVE_PAGES,
         .sessions = size->sessions,
         .timed = true,
+        .encrypt = encrypted,
     };
-    *reading = (struct reading){.progress = progress, .size = size, .fio = fio};
-    bench_say(progress, "storing %u sessions of %s tokens", size->sessions, size->name);
+    *reading =
+        (struct reading){.progress = progress, .size = size, .fio = fio, .encrypted = encrypted};
+    bench_say(progress, "storing %u sessions of %s tokens%s", size->sessions, size->name,
+              encrypted ? ", encrypted" : "");
     progress->doing = "storing sessions";
     int code = bench_ssd_open(&reading->own, &options, progress);
     if (code != CLIENT_EXIT_OK) return code;
@@ -341,9 +346,14 @@ static void name_lines(const struct reading *reading, struct bench_pairs lines[L
     lines[1] = (struct bench_pairs){.target = 1.2};
     lines[2] = (struct bench_pairs){.target = 1.3};
     lines[3] = (struct bench_pairs){.target = 0.95, .at_least = true};
-    lines[0].speed = lines[3].speed = true;
-    lines[0].unit = lines[0].anchor_unit = lines[3].unit = lines[3].anchor_unit = mb;
-    lines[0].unit_name = lines[3].unit_name = "MB/s";
+    lines[4] = (struct bench_pairs){.target = 0.80, .at_least = true};
+    static const uint32_t speeds[] = {0, 3, 4};
+    for (size_t i = 0; i < KV_ARRAY_COUNT(speeds); i++) {
+        struct bench_pairs *line = &lines[speeds[i]];
+        line->speed = true;
+        line->unit = line->anchor_unit = mb;
+        line->unit_name = "MB/s";
+    }
     (void)snprintf(lines[0].what, sizeof(lines[0].what), "sessions of %s", name);
     (void)snprintf(lines[0].anchor, sizeof(lines[0].anchor), "fio, %u in flight%s", depth,
                    reading->huge ? ", huge pages" : "");
@@ -354,6 +364,8 @@ static void name_lines(const struct reading *reading, struct bench_pairs lines[L
     (void)snprintf(lines[2].anchor, sizeof(lines[2].anchor), "fio's");
     (void)snprintf(lines[3].what, sizeof(lines[3].what), "sessions of %s", name);
     (void)snprintf(lines[3].anchor, sizeof(lines[3].anchor), "pages not verified");
+    (void)snprintf(lines[4].what, sizeof(lines[4].what), "sessions of %s, encrypted", name);
+    (void)snprintf(lines[4].anchor, sizeof(lines[4].anchor), "without encryption");
 }
 
 static double middle(double *values, uint32_t count)
@@ -367,19 +379,27 @@ static double middle(double *values, uint32_t count)
     return values[count / 2];
 }
 
+static void add_cpu(struct reading *reading, const char *what, json_t *facts)
+{
+    char name[64];
+    (void)snprintf(name, sizeof(name), "%s: %s", reading->size->name, what);
+    if (reading->runs > 0)
+        (void)json_object_set_new(facts, name, json_real(middle(reading->cpu, reading->runs)));
+}
+
 static void add_facts(struct reading *reading, double checksum, json_t *facts)
 {
     char name[64];
     const uint32_t count = reading->runs;
-    (void)snprintf(name, sizeof(name), "%s: CPU seconds a GiB", reading->size->name);
-    (void)json_object_set_new(facts, name, json_real(middle(reading->cpu, count)));
+    add_cpu(reading, "CPU seconds a GiB", facts);
     (void)snprintf(name, sizeof(name), "%s: fio's CPU seconds a GiB", reading->size->name);
     (void)json_object_set_new(facts, name, json_real(middle(reading->anchor_cpu, count)));
     (void)snprintf(name, sizeof(name), "%s: checksum's CPU seconds a GiB", reading->size->name);
     (void)json_object_set_new(facts, name, json_real(checksum));
 }
 
-static int measure(struct reading *reading, uint32_t pairs,
+/* Against `twin`, which encrypts. */
+static int measure(struct reading *reading, struct reading *twin, uint32_t pairs,
                    struct bench_pairs lines[LINES_PER_SIZE], json_t *facts)
 {
     struct bench_progress *progress = reading->progress;
@@ -399,14 +419,38 @@ static int measure(struct reading *reading, uint32_t pairs,
         lines[2].anchor_seconds[i] = KV_MAX(reading->anchor_cpu[i], 1e-6);
     }
     add_facts(reading, checksum, facts);
-    return bench_pairs_measure(progress, &lines[3], pairs, run_checked, reading, run_unchecked,
+    code = bench_pairs_measure(progress, &lines[3], pairs, run_checked, reading, run_unchecked,
                                reading);
+    if (code != CLIENT_EXIT_OK) return code;
+    if (!run_checked(twin, &unused)) return CLIENT_EXIT_FAILED;
+    twin->runs = 0;
+    code = bench_pairs_measure(progress, &lines[4], pairs, run_checked, twin, run_checked, reading);
+    add_cpu(twin, "encrypted, CPU seconds a GiB", facts);
+    return code;
+}
+
+static int measure_size(struct reading reading[2], uint32_t size, bool quick, const char *fio,
+                        struct bench_progress *progress, struct bench_pairs lines[LINES_PER_SIZE],
+                        json_t *facts)
+{
+    int code = CLIENT_EXIT_OK;
+    memset(reading, 0, 2 * sizeof(*reading));
+    for (uint32_t i = 0; i < 2 && code == CLIENT_EXIT_OK; i++)
+        code = reading_init(&reading[i], &sizes[size], quick, i == 1, fio, progress);
+    if (code == CLIENT_EXIT_OK)
+        code = measure(&reading[0], &reading[1], quick ? 5 : 9, lines, facts);
+    if (code == CLIENT_EXIT_OK && size == 0)
+        (void)json_object_set_new(facts, "backend",
+                                  json_string(kv_disk_backend(reading[0].own.ring)));
+    for (uint32_t i = 0; i < 2; i++)
+        if (reading[i].size != NULL) reading_fini(&reading[i]);
+    return code;
 }
 
 int bench_ssd_read(struct bench_progress *progress, bool quick)
 {
     struct bench_pairs *lines = calloc(SIZES * LINES_PER_SIZE, sizeof(*lines));
-    struct reading *reading = calloc(1, sizeof(*reading));
+    struct reading *reading = calloc(2, sizeof(*reading)); /* Without encryption, and with. */
     json_t *facts = json_object();
     char path[1024];
     const char *fio = fio_find(path, sizeof(path));
@@ -417,13 +461,7 @@ int bench_ssd_read(struct bench_progress *progress, bool quick)
         code = CLIENT_EXIT_FAILED;
     }
     for (uint32_t i = 0; i < SIZES && code == CLIENT_EXIT_OK; i++) {
-        code = reading_init(reading, &sizes[i], quick, fio, progress);
-        if (code == CLIENT_EXIT_OK)
-            code = measure(reading, quick ? 5 : 9, &lines[i * LINES_PER_SIZE], facts);
-        if (code == CLIENT_EXIT_OK && i == 0)
-            (void)json_object_set_new(facts, "backend",
-                                      json_string(kv_disk_backend(reading->own.ring)));
-        reading_fini(reading);
+        code = measure_size(reading, i, quick, fio, progress, &lines[i * LINES_PER_SIZE], facts);
     }
     if (code == CLIENT_EXIT_OK)
         code = bench_pairs_report(progress->ctl, "ssd-read", lines, SIZES * LINES_PER_SIZE, facts);

@@ -55,6 +55,7 @@ const struct command *const commands[] = {
     &command_scrub_start,
     &command_scrub_status,
     &command_scrub_stop,
+    &command_key_rotate,
     &command_scrub_release,
     &command_explain,
     &command_demo,

@@ -20,6 +20,7 @@ extern const struct command command_quota_delete;
 extern const struct command command_quota_plan;
 extern const struct command command_stats;
 extern const struct command command_du;
+extern const struct command command_key_rotate;
 extern const struct command command_scrub_start;
 extern const struct command command_scrub_status;
 extern const struct command command_scrub_stop;

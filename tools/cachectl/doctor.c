@@ -67,6 +67,13 @@ static void judge_stats(struct doctor *doctor, const Cached__Admin__V1__GetStats
                    "set clock.mode = real; virtual is for replays, demos and tests",
                    "virtual: nothing ever expires by itself");
     }
+    const double unlocked = stats_sum(stats, "cached_encryption_unlocked_errno", NULL);
+    const bool encrypts = stats_sum(stats, "cached_encryption_on", NULL) > 0;
+    doctor_add(doctor, "encryption", unlocked > 0 ? DOCTOR_WARN : DOCTOR_OK,
+               "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited",
+               unlocked > 0 ? "pages on SSD are %sencrypted; keys may be swapped out (errno %.0f)"
+                            : "pages on SSD are %sencrypted",
+               encrypts ? "" : "not ", unlocked);
     doctor_add(doctor, "memory",
                stats->rss_bytes > stats->rss_budget_bytes ? DOCTOR_WARN : DOCTOR_OK,
                "report it with `cachectl stats --json`: memory should follow from the budgets",

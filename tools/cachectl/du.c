@@ -34,6 +34,7 @@ struct sums {
     bool by_session;
     struct row all;
     uint64_t bytes_max, bytes_files, free_bytes, quarantined_bytes, overhead_bytes;
+    char encryption[64];
 };
 
 static bool take_rows(struct sums *sums, const usage_answer *answer)
@@ -97,6 +98,7 @@ static void add_up(struct sums *sums, const usage_answer *last)
     }
     sums->count = kept;
     if (kept > 0) qsort(sums->rows, kept, sizeof(*sums->rows), compare_bytes);
+    (void)snprintf(sums->encryption, sizeof(sums->encryption), "%s", last->encryption);
     sums->bytes_max = last->bytes_max;
     sums->bytes_files = last->bytes_files;
     sums->free_bytes = last->free_bytes;
@@ -135,6 +137,8 @@ static int print_json(const struct sums *sums, const char *user, uint64_t top)
                                   json_integer((json_int_t)sums->bytes_files));
         (void)json_object_set_new(document, "bytes_max", json_integer((json_int_t)sums->bytes_max));
     }
+    if (document != NULL)
+        (void)json_object_set_new(document, "encryption", json_string(sums->encryption));
     return out_json_take(document);
 }
 
@@ -196,6 +200,7 @@ static void print_states(const struct ctl *ctl, const struct sums *sums)
         out_table_cell(&table, "%s", out_bytes(text, states[i].bytes));
     }
     out_table_print(ctl, &table);
+    (void)printf("\nencryption: %s\n", sums->encryption);
 }
 
 /* ---- the walk ---- */

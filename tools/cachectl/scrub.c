@@ -35,14 +35,16 @@ static json_t *answer_json(const scrub_answer *a)
                             (json_int_t)q->age_ms, "generation", (json_int_t)q->generation));
     }
     return json_pack(
-        "{s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}",
+        "{s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, "
+        "s:o}",
         "running", a->running, "changed", a->changed, "stopping", a->stopping, "rate_bytes",
         (json_int_t)a->rate_bytes, "elapsed_ms", (json_int_t)a->elapsed_ms, "pages_total",
         (json_int_t)a->pages_total, "pages", (json_int_t)a->pages, "bytes", (json_int_t)a->bytes,
         "damaged", (json_int_t)a->damaged, "unread", (json_int_t)a->unread, "waiting",
         (json_int_t)a->waiting, "checkpoints_dropped", (json_int_t)a->checkpoints_dropped, "passes",
-        (json_int_t)a->passes, "full_age_ms", (json_int_t)a->full_age_ms, "quarantined_pages",
-        (json_int_t)a->quarantined_pages, "quarantined", list);
+        (json_int_t)a->passes, "full_age_ms", (json_int_t)a->full_age_ms, "plain",
+        (json_int_t)a->plain, "quarantined_pages", (json_int_t)a->quarantined_pages, "failure",
+        a->failure, "quarantined", list);
 }
 
 static const char *state_of(const scrub_answer *a)
@@ -79,6 +81,8 @@ static void print_answer(const struct ctl *ctl, const scrub_answer *a)
     const double share =
         a->pages_total == 0 ? 100.0 : 100.0 * (double)a->pages / (double)a->pages_total;
     (void)printf("scrub        %s\n", state_of(a));
+    if (a->failure[0] != '\0')
+        (void)printf("ended early  %s%s%s\n", ctl_red(ctl), a->failure, ctl_plain(ctl));
     if (a->rate_bytes > 0) {
         (void)printf("rate         %s/s\n", out_bytes(rate, a->rate_bytes));
         (void)printf("read         %" PRIu64 " of %" PRIu64 " pages (%.0f %%), %s in %s\n",
@@ -88,6 +92,7 @@ static void print_answer(const struct ctl *ctl, const scrub_answer *a)
                      a->damaged > 0 ? ctl_red(ctl) : "", a->damaged,
                      a->damaged > 0 ? ctl_plain(ctl) : "", a->checkpoints_dropped);
         if (a->unread > 0) (void)printf("not read     %" PRIu64 " pages\n", a->unread);
+        (void)printf("encrypted    all but %" PRIu64 " pages\n", a->plain);
         if (a->waiting > 0)
             (void)printf("waiting      %" PRIu64 " pages, for sessions in use\n", a->waiting);
     }
@@ -102,7 +107,10 @@ static void print_answer(const struct ctl *ctl, const scrub_answer *a)
 /* Prints it, frees it, and says what it stands for. */
 static int finish(const struct ctl *ctl, scrub_answer *answer)
 {
-    const int code = answer->damaged > 0 ? CLIENT_EXIT_CORRUPT : CLIENT_EXIT_OK;
+    const bool is_part = answer->failure[0] != '\0' || answer->unread > 0;
+    const int code = answer->damaged > 0 ? CLIENT_EXIT_CORRUPT
+                     : is_part           ? CLIENT_EXIT_FAILED
+                                         : CLIENT_EXIT_OK;
     int printed = CLIENT_EXIT_OK;
     if (ctl->json)
         printed = out_json_take(answer_json(answer));
@@ -186,9 +194,14 @@ static int run_start(struct ctl *ctl, const struct command *command, int argc, c
     if (code != 0) return code;
     code = call(client, CACHED__ADMIN__V1__SCRUB_ACTION__SCRUB_ACTION_START, rate_bytes, &answer);
     if (code == 0 && !answer->changed) ctl_say(ctl, "a scrub runs already: it goes on");
+    const uint64_t passes = code == 0 ? answer->passes : 0;
     if (code == 0 && wait) code = await(ctl, client, &answer);
     client_destroy(client);
-    return code != 0 ? code : finish(ctl, answer);
+    if (code != 0) return code;
+    const bool was_stopped = wait && answer->passes == passes && answer->failure[0] == '\0';
+    if (was_stopped) ctl_error("the pass was stopped before its end");
+    code = finish(ctl, answer);
+    return code == CLIENT_EXIT_OK && was_stopped ? CLIENT_EXIT_FAILED : code;
 }
 
 static int run_plain(struct ctl *ctl, const struct command *command, int argc, char **argv,
@@ -261,7 +274,8 @@ const struct command command_scrub_start = {
     .summary = "read everything stored again and compare it, in the background",
     .details =
         "Reads past the page cache at the rate given.  Damaged pages are quarantined and what\n"
-        "needs them is dropped; exit code 7 when the pass has found some so far.  One pass at\n"
+        "needs them is dropped; exit code 7 when the pass has found some so far, 1 when some\n"
+        "could not be read, the records could not, or --wait saw it stopped.  One pass at\n"
         "a time: while one runs, --rate changes its rate.  A restart of the daemon stops it.\n"
         "Needs a token with role ops.",
     .example = "cachectl scrub start --rate 200MiB/s --wait",
@@ -272,7 +286,8 @@ const struct command command_scrub_status = {
     .name = "scrub status",
     .arguments = "",
     .summary = "the running or last pass, and what is quarantined",
-    .details = "Exit code 7 when that pass found damaged pages.  Needs a token with role ops.",
+    .details = "Exit code 7 when that pass found damaged pages, 1 when it could not read all of\n"
+               "them or their records.  Needs a token with role ops.",
     .example = "cachectl scrub status --json",
     .run = run_status,
 };

@@ -59,11 +59,28 @@ static double evicted(const Cached__Admin__V1__GetStatsResponse *s, const char *
     return stats_sum(s, "cached_evictions_total", labels);
 }
 
+/* Whose labels say under which master key: NULL where nothing is encrypted. */
+static const char *master_key(const Cached__Admin__V1__GetStatsResponse *s,
+                              char text[OUT_TEXT_BYTES])
+{
+    static const char label[] = "master_key=\"";
+    for (size_t i = 0; i < s->n_counters; i++) {
+        if (strcmp(s->counters[i]->name, "cached_encryption_keys") != 0) continue;
+        const char *found = strstr(s->counters[i]->labels, label);
+        if (found == NULL) return NULL;
+        found += sizeof(label) - 1;
+        (void)snprintf(text, OUT_TEXT_BYTES, "%.*s", (int)strcspn(found, "\""), found);
+        return text;
+    }
+    return NULL;
+}
+
 static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
 {
     const struct outcomes o = outcomes_of(s);
     json_t *tiers = json_array();
-    char fingerprint[OUT_TEXT_BYTES];
+    char fingerprint[OUT_TEXT_BYTES], key_text[OUT_TEXT_BYTES];
+    const char *key = master_key(s, key_text);
 
     for (size_t i = 0; i < s->n_tiers; i++) {
         const Cached__Admin__V1__TierStats *t = s->tiers[i];
@@ -109,14 +126,20 @@ static int print_json(const Cached__Admin__V1__GetStatsResponse *s)
                               stats_sum(s, "cached_saves_waited_total", NULL), "saves_refused",
                               stats_sum(s, "cached_saves_refused_total", NULL), "limit_bytes",
                               stats_sum(s, "cached_ssd_limit_bytes", NULL));
+    json_t *encryption = json_pack(
+        "{s:b, s:s, s:f, s:f, s:f}", "on", stats_sum(s, "cached_encryption_on", NULL) > 0,
+        "master_key", key == NULL ? "" : key, "keys", stats_sum(s, "cached_encryption_keys", NULL),
+        "pages_encrypted", stats_sum(s, "cached_pages_encrypted_total", NULL), "pages_read_plain",
+        stats_sum(s, "cached_pages_read_plain_total", NULL));
     json_t *memory = json_pack("{s:I, s:I}", "rss_bytes", (json_int_t)s->rss_bytes,
                                "rss_budget_bytes", (json_int_t)s->rss_budget_bytes);
     return out_json_take(json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon, "tiers",
-        tiers, "engine", engine, "sessions", sessions, "resumes", resumes, "space", space, "memory",
-        memory, "requests_inflight", (json_int_t)s->requests_inflight, "wrong_bytes",
-        (json_int_t)s->wrong_bytes, "page_bytes", (json_int_t)s->page_bytes, "image_bytes",
-        (json_int_t)s->image_bytes, "bytes_per_token", s->bytes_per_token));
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:f}", "daemon", daemon,
+        "tiers", tiers, "engine", engine, "sessions", sessions, "resumes", resumes, "space", space,
+        "encryption", encryption, "memory", memory, "requests_inflight",
+        (json_int_t)s->requests_inflight, "wrong_bytes", (json_int_t)s->wrong_bytes, "page_bytes",
+        (json_int_t)s->page_bytes, "image_bytes", (json_int_t)s->image_bytes, "bytes_per_token",
+        s->bytes_per_token));
 }
 
 static void print_tier(const struct ctl *ctl, const Cached__Admin__V1__TierStats *tier, bool first,
@@ -159,6 +182,19 @@ static void print_io(const struct ctl *ctl, const Cached__Admin__V1__GetStatsRes
     (void)printf("\n");
 }
 
+static void print_encryption(const Cached__Admin__V1__GetStatsResponse *s)
+{
+    char text[OUT_TEXT_BYTES];
+    const char *key = master_key(s, text);
+    const bool on = stats_sum(s, "cached_encryption_on", NULL) > 0;
+    (void)printf("%-9s %s", "encrypted", on ? "yes" : key == NULL ? "no" : "no more");
+    if (key != NULL)
+        (void)printf(", master key %s, %.0f keys of users%s", key,
+                     stats_sum(s, "cached_encryption_keys", NULL),
+                     on ? "" : "; pages from before stay encrypted");
+    (void)printf("\n");
+}
+
 static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsResponse *s)
 {
     char uptime[OUT_TEXT_BYTES], fingerprint[OUT_TEXT_BYTES];
@@ -187,6 +223,7 @@ static void print_head(const struct ctl *ctl, const Cached__Admin__V1__GetStatsR
         (void)printf("%-9s %s\n", "clock", s->clock_mode);
     }
     print_io(ctl, s);
+    print_encryption(s);
 }
 
 static void print_engine(const Cached__Admin__V1__GetStatsResponse *s)

@@ -74,6 +74,7 @@ static const struct method methods[CLIENT_METHOD_COUNT] = {
     [CLIENT_DISK_USAGE] = ADMIN_METHOD("DiskUsage", disk_usage),
     [CLIENT_DELETE_SESSION] = SESSION_METHOD("DeleteSession", delete_session),
     [CLIENT_ERASE_USER] = ADMIN_METHOD("EraseUser", erase_user),
+    [CLIENT_ROTATE_KEY] = ADMIN_METHOD("RotateKey", rotate_key),
     [CLIENT_WHY] = ADMIN_METHOD("Why", why),
     [CLIENT_PURGE_MODEL] = ADMIN_METHOD("PurgeModel", purge_model),
     [CLIENT_SET_QUOTA] = ADMIN_METHOD("SetQuota", set_quota),

@@ -115,10 +115,16 @@ static void check_page(struct dump *dump, const struct dump_tree *tree, struct d
         blame(&page->cause, "%s", text);
         return;
     }
+    status = dump_decrypt(dump, &header, page->record.ssd_page, &err);
+    page->is_sealed = status == KV_MISS;
+    if (status == KV_CORRUPT) {
+        blame(&page->cause, "%s", err.text + strlen("page: "));
+        return;
+    }
     page->is_good = true;
     page->chain = header.chain;
     page->model = header.model;
-    for (uint32_t i = 0; i < KV_PAGE_TOKENS; i++)
+    for (uint32_t i = 0; !page->is_sealed && i < KV_PAGE_TOKENS; i++)
         page->ids[i] = kv_page_id(dump->page, i);
 }
 
@@ -164,7 +170,8 @@ static struct chain chain_begin(const struct dump *dump, const struct dump_tree 
     else if (dump->has_store)
         model = &dump->store.model;
     if (model == NULL || kv_load64(model->bytes) != node->record.model_tag) model = NULL;
-    if (model == NULL || tree->session == NULL || tree->session->user == NULL)
+    if (model == NULL || tree->session == NULL || tree->session->user == NULL ||
+        !tree->session->user->has_salt)
         return (struct chain){.is_known = false};
     return (struct chain){.at = kv_digest_root(model, tree->session->user->record.salt),
                           .is_known = true};
@@ -231,6 +238,10 @@ static void check_digest(const struct dump_tree *tree, struct dump_node *node,
 {
     static const uint32_t none[1] = {0};
     const uint32_t t = node->record.tokens;
+    if (last->is_sealed) { /* The id says at least that the record belongs together. */
+        if (!is_id_right(tree, node)) blame(&node->cause, "its id is not made of its digest");
+        return;
+    }
     const struct kv_digest digest =
         kv_digest_at(&node->chain, t, t % KV_PAGE_TOKENS == 0 ? none : last->ids);
     if (memcmp(digest.bytes, node->record.digest.bytes, sizeof(digest.bytes)) != 0)
@@ -262,13 +273,16 @@ static void check_edge(const struct dump *dump, const struct dump_tree *tree,
         }
         edge_page(node, page, position, KV_MIN(record->tokens, position + KV_PAGE_TOKENS), &chain);
         if (node->cause != NULL) return;
-        if (chain.is_known && position + KV_PAGE_TOKENS <= record->tokens)
-            chain.at = kv_digest_next(&chain.at, page->ids);
+        if (position + KV_PAGE_TOKENS <= record->tokens) {
+            /* The next page's header says where it goes on. */
+            chain.is_known &= !page->is_sealed;
+            if (chain.is_known) chain.at = kv_digest_next(&chain.at, page->ids);
+        }
         last = page;
     }
     node->chain = chain.at;
     node->has_chain = chain.is_known;
-    if (chain.is_known) check_digest(tree, node, last);
+    if (chain.is_known || last->is_sealed) check_digest(tree, node, last);
 }
 
 /* The page at `position` of the checkpoint above is also this one's: its own edge does not begin

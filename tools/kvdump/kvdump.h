@@ -3,7 +3,8 @@
 /*
  * kvdump: prints and verifies a state directory that no daemon uses.  It never writes.
  *
- * state.c opens the directory and knows users, sessions and segments; quarantine.c knows places
+ * state.c opens the directory and knows users, sessions and segments; keys.c knows keys and what
+ * they open; quarantine.c knows places
  * that nobody gets any more; tree.c walks the records, one session's tree at a time; check.c
  * compares a tree with its pages; segments.c compares what is counted in records with what is
  * there; verify.c and print.c are the two commands.
@@ -12,6 +13,7 @@
 #include "kvstore/base/limits.h"
 #include "kvstore/format/acknowledged.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/format/page.h"
 #include "kvstore/format/quarantine.h"
 #include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
@@ -46,6 +48,7 @@ struct dump_segment {
 struct dump_user {
     struct kv_user_id id;
     struct kv_record_user record;
+    bool has_salt; /* record.salt: it stood in plain, or was opened. */
 };
 
 struct dump_session {
@@ -69,12 +72,17 @@ struct dump_counts {
     uint64_t checkpoints, pages, unlisted; /* Unlisted: pages that no checkpoint needs. */
     uint64_t damages;                      /* Lines of damage. */
     uint64_t hurt_checkpoints, bad_pages;
+    uint64_t encrypted, plain; /* Pages read, by their headers. */
     uint64_t unread; /* Records that could not be read: what is counted says nothing then. */
 };
 
+struct dump_keys;
+
 struct dump {
     const char *dir;
-    FILE *damage_out; /* For lines of damage. */
+    const char *master_key_file; /* NULL: none is given. */
+    struct dump_keys *keys;      /* NULL: the directory is not encrypted. */
+    FILE *damage_out;            /* For lines of damage. */
     int lock_fd;
     struct kv_superblock superblock;
     uint32_t superblock_damaged;
@@ -112,7 +120,7 @@ struct dump {
 
 /* A DUMP_ code; what was wrong is on stderr, or on damage_out.  *dump is zeroed first and can be
  * closed in any case. */
-int dump_open(struct dump *dump, const char *dir, FILE *damage_out);
+int dump_open(struct dump *dump, const char *dir, const char *master_key_file, FILE *damage_out);
 void dump_close(struct dump *dump);
 
 struct dump_session *dump_session_find(const struct dump *dump, const struct kv_session_id *id);
@@ -132,6 +140,26 @@ int dump_segment_open(struct dump *dump, uint32_t number);
 /* Where page `ssd_page` lies. */
 uint64_t dump_offset(const struct dump *dump, uint32_t ssd_page);
 
+/* ---- keys.c ---- */
+
+/* Records K, before users; opened, if the master key is given.  KV_INVALID: it cannot be read, or
+ * is not this directory's. */
+kv_status dump_keys_read(struct dump *dump, struct kv_error *err) KV_MUST_CHECK;
+void dump_keys_close(struct dump *dump);
+/* A user's record was read: opens its salt. */
+void dump_keys_user(struct dump *dump, struct dump_user *user);
+/* When all users were read: lines of damage for keys of nobody. */
+void dump_keys_check(struct dump *dump);
+uint32_t dump_keys_count(const struct dump *dump);
+bool dump_keys_are_open(const struct dump *dump);
+/* Makes dump->page plain, a verified page of that place, and counts it.  KV_MISS: there is no key
+ * to do it with; KV_CORRUPT. */
+kv_status dump_decrypt(struct dump *dump, const struct kv_page_header *header, uint32_t ssd_page,
+                       struct kv_error *err) KV_MUST_CHECK;
+/* Reads the header of the page at that place; KV_IO. */
+kv_status dump_page_cipher(struct dump *dump, uint32_t ssd_page,
+                           struct kv_page_cipher *ret_cipher) KV_MUST_CHECK;
+
 /* ---- quarantine.c ---- */
 
 /* Records Q; what is wrong with one is a damage line. */
@@ -147,6 +175,7 @@ void dump_quarantine_print(const struct dump *dump);
 struct dump_page {
     struct kv_record_page record;
     bool is_good;    /* Read and verified; what follows is known. */
+    bool is_sealed;  /* It is encrypted and there is no key: ids are not known. */
     bool is_listed;  /* By a checkpoint. */
     bool is_leaving; /* Its place is quarantined: not read, and no damage unless it is listed. */
     char *cause;     /* Heap; NULL: nothing is wrong. */

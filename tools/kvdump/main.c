@@ -14,7 +14,7 @@ static void print_help(FILE *out)
     (void)fprintf(
         out,
         "Usage: kvdump print DIR [--session S] [--json]\n"
-        "       kvdump verify DIR\n"
+        "       kvdump verify DIR [--master-key FILE]\n"
         "       kvdump --help | --version\n"
         "\n"
         "Reads the state directory (state.dir) of a daemon that is stopped.  Nothing is written "
@@ -26,6 +26,8 @@ static void print_help(FILE *out)
         "  --json      the same as one JSON document\n"
         "  verify      reads every record and every page and compares them: one line for each\n"
         "              damage, with the page, its cause and how many checkpoints need it\n"
+        "  --master-key FILE\n"
+        "              opens an encrypted directory: token ids and rows are compared, too\n"
         "  --version   version, commit and layout version of this program\n"
         "\n"
         "Exit codes:\n"
@@ -43,7 +45,7 @@ static int usage_error(const char *text, const char *value)
 }
 
 struct choice {
-    const char *command, *dir, *session;
+    const char *command, *dir, *session, *master_key;
     bool json;
 };
 
@@ -63,6 +65,11 @@ static int read_arguments(int argc, char **argv, struct choice *choice)
             choice->session = argv[++i];
         } else if (is_print && strncmp(argv[i], "--session=", 10) == 0) {
             choice->session = argv[i] + 10;
+        } else if (!is_print && strcmp(argv[i], "--master-key") == 0) {
+            if (i + 1 == argc) return usage_error("--master-key: no file", "");
+            choice->master_key = argv[++i];
+        } else if (!is_print && strncmp(argv[i], "--master-key=", 13) == 0) {
+            choice->master_key = argv[i] + 13;
         } else if (argv[i][0] == '-') {
             return usage_error("unknown flag ", argv[i]);
         } else if (choice->dir != NULL) {
@@ -79,7 +86,7 @@ static int run(const struct choice *choice)
 {
     const bool verify = strcmp(choice->command, "verify") == 0;
     struct dump dump;
-    int code = dump_open(&dump, choice->dir, verify ? stdout : stderr);
+    int code = dump_open(&dump, choice->dir, choice->master_key, verify ? stdout : stderr);
     if (code == DUMP_OK)
         code = verify ? dump_verify(&dump) : dump_print(&dump, choice->session, choice->json);
     dump_close(&dump);

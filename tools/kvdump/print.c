@@ -42,17 +42,25 @@ static json_t *json_u64(uint64_t value)
 
 /* ---- the document ---- */
 
-static json_t *page_json(const struct dump *dump, const struct dump_page *page)
+static json_t *page_json(struct dump *dump, const struct dump_page *page)
 {
     const struct kv_record_page *record = &page->record;
     char file[32];
     (void)snprintf(file, sizeof(file), "segment-%06" PRIu32 ".kv",
                    record->ssd_page / dump->pages_per_segment);
-    return json_pack("{s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:s*}", "uid", (json_int_t)record->uid,
-                     "position", (json_int_t)record->position, "count", (json_int_t)record->count,
-                     "file", file, "page", (json_int_t)(record->ssd_page % dump->pages_per_segment),
-                     "offset", (json_int_t)dump_offset(dump, record->ssd_page), "generation",
-                     (json_int_t)record->generation, "damage", page->cause);
+    struct kv_page_cipher cipher = {0};
+    const bool is_known =
+        page->cause == NULL && dump_page_cipher(dump, record->ssd_page, &cipher) == KV_OK;
+    return json_pack("{s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:s, s:I, s:s*}", "uid",
+                     (json_int_t)record->uid, "position", (json_int_t)record->position, "count",
+                     (json_int_t)record->count, "file", file, "page",
+                     (json_int_t)(record->ssd_page % dump->pages_per_segment), "offset",
+                     (json_int_t)dump_offset(dump, record->ssd_page), "generation",
+                     (json_int_t)record->generation, "cipher",
+                     !is_known            ? "?"
+                     : cipher.key_id == 0 ? "none"
+                                          : "AES-256-GCM",
+                     "key", (json_int_t)cipher.key_id, "damage", page->cause);
 }
 
 static json_t *node_json(const struct dump_node *node)
@@ -176,17 +184,31 @@ static json_t *quarantined_json(const struct dump *dump)
     return all;
 }
 
+static json_t *encryption_json(const struct dump *dump)
+{
+    const struct kv_superblock *superblock = &dump->superblock;
+    if (dump->keys == NULL) return json_null();
+    return json_pack("{s:o, s:o, s:I}", "master_key",
+                     json_hex(superblock->master.master.bytes, KV_MASTER_ID_BYTES),
+                     "next_master_key",
+                     superblock->has_next_master
+                         ? json_hex(superblock->next_master.master.bytes, KV_MASTER_ID_BYTES)
+                         : json_null(),
+                     "keys", (json_int_t)dump_keys_count(dump));
+}
+
 static json_t *directory_json(const struct dump *dump)
 {
     const struct kv_superblock *superblock = &dump->superblock;
     return json_pack(
-        "{s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "{s:o, s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, "
         "s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I}",
-        "schema", 1, "directory", dump->dir, "layout_version", (json_int_t)KV_LAYOUT_VERSION,
-        "features", (json_int_t)superblock->features, "doubt", (int)dump->is_doubted, "id",
-        json_hex(superblock->id.bytes, 16), "created_ms", (json_int_t)superblock->created_ms,
-        "page_bytes", (json_int_t)superblock->page_bytes, "window_tokens",
-        (json_int_t)superblock->window_tokens, "segment_bytes",
+        "encryption", encryption_json(dump), "schema", 1, "directory", dump->dir, "layout_version",
+        (json_int_t)KV_LAYOUT_VERSION, "features", (json_int_t)superblock->features, "doubt",
+        (int)dump->is_doubted, "id", json_hex(superblock->id.bytes, 16), "created_ms",
+        (json_int_t)superblock->created_ms, "page_bytes", (json_int_t)superblock->page_bytes,
+        "window_tokens", (json_int_t)superblock->window_tokens, "segment_bytes",
         (json_int_t)superblock->segment_bytes, "model",
         dump->has_store ? json_hex(dump->store.model.bytes, 32) : json_null(), "starts",
         (json_int_t)(dump->has_store ? dump->store.boots : 0), "users",
@@ -242,6 +264,10 @@ static void print_directory(const json_t *json)
     (void)printf("%-14s %lld pages, %lld B\n%-14s %zu of %lld B\n", "", number(json, "pages"),
                  number(json, "page_bytes_used"), "segments",
                  json_array_size(json_object_get(json, "segments")), number(json, "segment_bytes"));
+    const json_t *encryption = json_object_get(json, "encryption");
+    if (json_is_object(encryption))
+        (void)printf("%-14s AES-256-GCM, master key %s, %lld keys of users\n", "encryption",
+                     text(encryption, "master_key"), number(encryption, "keys"));
     (void)printf("%-14s %zu places\n", "quarantined",
                  json_array_size(json_object_get(json, "quarantined")));
     (void)printf("\n%-18s %14s %8s %8s %-7s\n", "SEGMENT", "BYTES", "USED", "FREE", "STATE");
@@ -272,13 +298,14 @@ static void print_session(const json_t *json)
                      text(item, "id"), text(item, "parent"),
                      json_array_size(json_object_get(item, "pages")));
     }
-    (void)printf("\n%18s %9s %5s %-18s %8s %12s %18s\n", "PAGE", "POSITION", "COUNT", "SEGMENT",
-                 "PLACE", "OFFSET", "GENERATION");
+    (void)printf("\n%18s %9s %5s %-18s %8s %12s %18s %11s %3s\n", "PAGE", "POSITION", "COUNT",
+                 "SEGMENT", "PLACE", "OFFSET", "GENERATION", "CIPHER", "KEY");
     json_array_foreach(json_object_get(json, "pages"), i, item)
     {
-        (void)printf("%18lld %9lld %5lld %-18s %8lld %12lld %18lld\n", number(item, "uid"),
-                     number(item, "position"), number(item, "count"), text(item, "file"),
-                     number(item, "page"), number(item, "offset"), number(item, "generation"));
+        (void)printf("%18lld %9lld %5lld %-18s %8lld %12lld %18lld %11s %3lld\n",
+                     number(item, "uid"), number(item, "position"), number(item, "count"),
+                     text(item, "file"), number(item, "page"), number(item, "offset"),
+                     number(item, "generation"), text(item, "cipher"), number(item, "key"));
     }
     if (json_array_size(json_object_get(json, "removals")) == 0) return;
     (void)printf("\n%-13s %9s %9s %11s %-12s %14s\n", "REMOVED", "FROM", "TO", "CHECKPOINTS",

@@ -259,6 +259,7 @@ static kv_status visit_user(void *context, const struct kv_manifest_put *put)
         dump_damage(dump, "manifest: a user's record stands under the key of another");
         return KV_OK;
     }
+    dump_keys_user(dump, &user);
     if (dump->user_count == dump->user_capacity) {
         const uint32_t capacity = dump->user_capacity == 0 ? 64 : 2 * dump->user_capacity;
         struct dump_user *users = realloc(dump->users, capacity * sizeof(*users));
@@ -452,9 +453,11 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
+    if (status == KV_OK) status = dump_keys_read(dump, err);
     for (size_t i = 0; status == KV_OK && i < KV_ARRAY_COUNT(passes); i++)
         status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
                                       passes[i].visit, dump, err);
+    if (status == KV_OK) dump_keys_check(dump);
     if (status == KV_OK) status = dump_quarantine_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
@@ -482,11 +485,12 @@ struct dump_session *dump_head_next(const struct dump *dump, const struct kv_ses
     return NULL;
 }
 
-int dump_open(struct dump *dump, const char *dir, FILE *damage_out)
+int dump_open(struct dump *dump, const char *dir, const char *master_key_file, FILE *damage_out)
 {
     struct kv_error err = {0};
     const uint64_t now = kv_clock_stopwatch_ns();
     *dump = (struct dump){.dir = dir,
+                          .master_key_file = master_key_file,
                           .damage_out = damage_out,
                           .lock_fd = -1,
                           .segment_fd = -1,
@@ -512,6 +516,7 @@ int dump_open(struct dump *dump, const char *dir, FILE *damage_out)
 void dump_close(struct dump *dump)
 {
     kv_manifest_close(dump->manifest);
+    dump_keys_close(dump);
     if (dump->segment_fd >= 0) (void)close(dump->segment_fd);
     for (uint32_t i = 0; i < dump->session_count; i++) {
         free(dump->sessions[i].name);

@@ -60,6 +60,13 @@ int dump_verify(struct dump *dump)
     if (dump->is_doubted)
         (void)fprintf(stderr, "kvdump: a daemon found records that did not fit together; its next "
                               "start counts places and checkpoints again\n");
+    if (counts->encrypted > 0)
+        (void)printf("encrypted: %" PRIu64 " pages%s\n", counts->encrypted,
+                     dump_keys_are_open(dump)
+                         ? ", opened with the master key"
+                         : "; without --master-key their token ids and rows are not compared");
+    if (dump->keys != NULL && counts->plain > 0)
+        (void)printf("not encrypted: %" PRIu64 " pages\n", counts->plain);
     if (counts->damages == 0) {
         (void)printf("OK: %" PRIu64 " checkpoints, %" PRIu64 " pages, %" PRIu64 " bytes\n",
                      counts->checkpoints, counts->pages,
