@@ -107,7 +107,6 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Requests that ended with an error.");
     add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
         "Sessions removed by DeleteSession, EraseUser, and quotas.");
-    fill_quotas(stats, counters);
     static const char help[] = "Calls repeated with their request_id: kept answers sent again, "
                                "running calls joined, streams cut off that went on.";
     add(stats, "cached_repeated_calls_total", "how=\"answer\"", (double)counters->answers_repeated,
@@ -482,6 +481,7 @@ void flow_get_stats(struct flow *flow)
     fill_identity(flow->shard, stats);
     fill_tiers(flow->shard, stats);
     fill_resumes(flow->shard, stats);
+    fill_quotas(stats, &flow->shard->counters);
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
     fill_space(flow->shard, stats);
