@@ -43,11 +43,30 @@ static kv_status write_pid(int fd, const char *path, struct kv_error *err)
     return KV_OK;
 }
 
+/* Empty, or a number and a newline, as one that was killed leaves it. */
+static bool is_pid_file(int fd)
+{
+    struct stat info;
+    char text[24];
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return false;
+    if (info.st_size >= (off_t)sizeof(text)) return false;
+    const ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
+    if (got < 0) return false;
+    text[got] = '\0';
+    const size_t digits = strspn(text, "0123456789");
+    return text[digits] == '\0' || (text[digits] == '\n' && text[digits + 1] == '\0');
+}
+
 static kv_status write_pid_file(struct state_lock *lock, const char *path, struct kv_error *err)
 {
-    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    /* O_NONBLOCK: a FIFO is refused below, not waited for. */
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
     if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open the pid file %s", path);
-    const kv_status status = write_pid(fd, path, err);
+    const kv_status status =
+        is_pid_file(fd)
+            ? write_pid(fd, path, err)
+            : KV_FAIL(err, KV_INVALID,
+                      "server.pid_file %s exists and is no pid file; it is left alone", path);
     (void)close(fd);
     if (status == KV_OK) (void)snprintf(lock->pid_file, sizeof(lock->pid_file), "%s", path);
     return status;

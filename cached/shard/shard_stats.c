@@ -154,7 +154,6 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
     const struct kv_hbm_usage hbm = kv_hbm_usage(shard->store->hbm);
     const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
     const struct kv_manifest_stats manifest = kv_manifest_stats(shard->store->manifest);
-    const struct kv_index_usage index = kv_index_usage(shard->store->index);
     const struct kv_disk_facts disk = kv_disk_facts(shard->options.disk);
     add(stats, "cached_saves_total", "result=\"ok\"", (double)store->saves,
         "Checkpoints made durable.");
@@ -172,8 +171,6 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Pages and saves that calls did not wait for, because the device did not answer.");
     add(stats, "cached_read_failures_total", "tier=\"ssd\"", (double)store->unread_pages,
         "Pages that could not be read; they stay stored.");
-    add(stats, "cached_missing_pages_total", "tier=\"ssd\"", (double)store->missing_pages,
-        "Pages that are gone: their file ends before them, or they have no place.");
     add(stats, "cached_checksum_failures_total", "tier=\"pool\",where=\"read\"",
         (double)store->corrupt_images, "Windows that failed verification.");
     add(stats, "cached_checkpoints_dropped_total", NULL, (double)store->nodes_dropped,
@@ -212,10 +209,15 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Writes of the file acknowledged.");
     add(stats, "cached_notes_total", "result=\"failed\"", (double)store->notes_failed,
         "Writes of the file acknowledged.");
+}
+
+static void fill_index(struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_index_usage index = kv_index_usage(shard->store->index);
     add(stats, "cached_index_bytes", NULL, (double)index.bytes, "Memory of the index.");
     add(stats, "cached_index_nodes", NULL, (double)index.nodes, "Checkpoints in memory.");
     add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");
-    add(stats, "cached_index_unloads_total", NULL, (double)store->unloads,
+    add(stats, "cached_index_unloads_total", NULL, (double)shard->store->counters.unloads,
         "Trees unloaded to keep index.ram.");
 }
 
@@ -265,6 +267,8 @@ static void fill_scrub(struct shard *shard, struct request_stats *stats)
     const struct kv_ssd_usage ssd = kv_ssd_usage(shard->store->ssd);
     add(stats, "cached_checksum_failures_total", "tier=\"ssd\",where=\"scrub\"",
         (double)store->scrub_corrupt_pages, "Pages that were not what the index says.");
+    add(stats, "cached_missing_pages_total", "tier=\"ssd\"", (double)store->missing_pages,
+        "Pages that are gone: their file ends before them, or they have no place.");
     add(stats, "cached_scrub_read_failures_total", NULL, (double)store->scrub_unread_pages,
         "Pages that a scrub could not read; they stay stored.");
     add(stats, "cached_scrub_bytes_total", NULL, (double)store->scrubbed_bytes,
@@ -484,6 +488,7 @@ void flow_get_stats(struct flow *flow)
     fill_quotas(stats, &flow->shard->counters);
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
+    fill_index(flow->shard, stats);
     fill_space(flow->shard, stats);
     fill_scrub(flow->shard, stats);
     fill_encryption(flow->shard, stats);

@@ -28,10 +28,11 @@ struct kv_manifest;
 kv_status kv_manifest_open(const char *dir, struct kv_manifest **ret_manifest,
                            struct kv_error *err) KV_MUST_CHECK;
 /* For tools, on a directory that no daemon uses: only kv_manifest_scan_now() and close work, and
- * nothing is written.  What RocksDB's log holds is read as well; damage in it is KV_CORRUPT, where
- * a daemon would go on with the records in front of it. */
+ * nothing is written.  What RocksDB's log holds is read as well, and of a damaged log what a daemon
+ * would read, the records in front of the damage: *ret_damage says so then, and is else as it was.
+ * NULL: such a log is KV_CORRUPT. */
 kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
-                                struct kv_error *err) KV_MUST_CHECK;
+                                struct kv_error *ret_damage, struct kv_error *err) KV_MUST_CHECK;
 /* Finishes what is queued, stops both threads. */
 void kv_manifest_close(struct kv_manifest *manifest);
 

@@ -40,6 +40,7 @@
 #define BLOCK_CACHE_BYTES (16u << 20)
 #define OPEN_FILES_MAX 256
 #define LOG_LEVEL_WARN 2
+#define UP_TO_DAMAGE 2  /* As a daemon reads it. */
 #define TOLERATE_TAIL 0 /* A log may end in the middle of a record, and is else whole. */
 #define LOG_BYTES_MAX (1u << 20)
 #define LOG_FILES_MAX 4u
@@ -523,15 +524,15 @@ fail:
     return status;
 }
 
-kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
-                                struct kv_error *err)
+static kv_status open_read(const char *dir, int log_mode, struct kv_manifest **ret_manifest,
+                           struct kv_error *err)
 {
     struct rocks *rocks = calloc(1, sizeof(*rocks));
     if (rocks == NULL) return KV_FAIL(err, KV_NOMEM, "open manifest '%s'", dir);
     rocks->manifest.ops = &rocks_ops;
     options_create(rocks);
     rocksdb_options_set_create_if_missing(rocks->options, 0);
-    rocksdb_options_set_wal_recovery_mode(rocks->options, TOLERATE_TAIL);
+    rocksdb_options_set_wal_recovery_mode(rocks->options, log_mode);
     char *text = NULL;
     rocks->db = rocksdb_open_for_read_only(rocks->options, dir, 0, &text);
     if (text != NULL) {
@@ -541,4 +542,15 @@ kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manife
     }
     *ret_manifest = &rocks->manifest;
     return KV_OK;
+}
+
+kv_status kv_manifest_open_read(const char *dir, struct kv_manifest **ret_manifest,
+                                struct kv_error *ret_damage, struct kv_error *err)
+{
+    const kv_status status = open_read(dir, TOLERATE_TAIL, ret_manifest, err);
+    if (status != KV_CORRUPT || ret_damage == NULL) return status;
+    struct kv_error damage = *err;
+    const kv_status again = open_read(dir, UP_TO_DAMAGE, ret_manifest, err);
+    if (again == KV_OK) *ret_damage = damage;
+    return again;
 }

@@ -46,7 +46,8 @@ static kv_status look(const struct kv_store_options *options, struct kv_master_i
     struct kv_manifest *manifest = options->manifest, *opened = NULL;
     struct kv_record_key record;
     (void)snprintf(path, sizeof(path), "%s/manifest", options->dir);
-    if (manifest == NULL && kv_manifest_open_read(path, &opened, NULL) != KV_OK) return KV_MISS;
+    if (manifest == NULL && kv_manifest_open_read(path, &opened, NULL, NULL) != KV_OK)
+        return KV_MISS;
     if (manifest == NULL) manifest = opened;
     const kv_status seen =
         kv_manifest_scan_now(manifest, (const uint8_t *)"K", 1, first_key, &record, NULL);

@@ -11,9 +11,11 @@ import re
 import resource
 import shutil
 import struct
+import subprocess
 import time
 
 import grpc
+from cli import Tool, token_file
 from daemon import check, equal, expect, pb
 from faults import (
     CROWDED, MIB, Calls, come_back, lookers, mounted, owners, pages_on_disk, recovered,
@@ -209,6 +211,36 @@ def permission_lost_while_running():
     equal(recovered(box, offset)[1], 0, "dropped at the start after")
     hits(box, stored, "started again")
     box.stop()
+
+
+@case
+def doctor_on_a_disk_that_hangs():
+    """The disk gives no answer: doctor says so within seconds, and so does who waits for its output."""
+    with mounted("a disk that hangs", mib=64) as place:
+        if place is None:
+            return
+        box = at(place, **{"ssd.bytes": "8MiB"}).start()
+        stored_sessions(box, 2)
+        ops = Tool("unix:" + box.socket, token_file(box.directory, "ops"))
+        done = subprocess.run(["fsfreeze", "-f", place], stderr=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            skip_case(f"fsfreeze is refused: {done.stderr.decode().strip()}")
+            box.stop()
+            return
+        try:
+            began = time.monotonic()
+            said = ops.code(1, "doctor").stdout
+            took = time.monotonic() - began
+            check(took < 8, f"doctor took {took:.1f} s")
+            check("gave no answer to a write for 3 s" in said, f"doctor: {said!r}")
+            check("answers at" in said, "and it looked at the rest")
+        finally:
+            subprocess.run(["fsfreeze", "-u", place], check=True)
+        check(not [n for n in os.listdir(box.state) if n.startswith("doctor.")],
+              "nothing is left behind")
+        said = ops.run("doctor").stdout
+        check("4 KiB written past the page cache" in said, f"doctor again: {said!r}")
+        box.stop()
 
 
 # ---- Segments, under the daemon ----

@@ -41,10 +41,16 @@ def damaged_record_in_the_log_of_rocksdb():
     logs = [os.path.join(folder, n) for n in os.listdir(folder) if n.endswith(".log")]
     path = max(logs, key=os.path.getsize)
     flip(path, os.path.getsize(path) // 2)
+    done = subprocess.run([os.path.join(daemon.BUILD, "tools", "kvdump"), "verify", box.state],
+                          capture_output=True, text=True, timeout=60, check=False)
     offset = len(box.log())
     box.start()
     found, _ = recovered(box, offset)
     lost = box.counter("cached_lost_batches")
+    equal(done.returncode, 7, f"kvdump verify: {done.stdout}{done.stderr}")
+    for words in ("a daemon reads what is in front of it, and so does this",
+                  f"manifest: lacks the last {lost:.0f} batches of records", f" of {found} checkpoints"):
+        check(words in done.stdout, f"kvdump verify says {words!r}: {done.stdout!r}")
     check(0 < found < acknowledged, f"recovered {found} of {acknowledged}")
     equal(lost_in(box.log(offset)), [lost], "batches the log says are lost, and the counter")
     check(0 < lost, f"lost batches: {lost}")

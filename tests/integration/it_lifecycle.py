@@ -289,6 +289,31 @@ def nobody_reads_the_log():
     os.close(reader)
 
 
+def pid_file_of_somebody_else():
+    """A file that is no pid file is left alone; what a killed daemon leaves is taken over."""
+    path = os.path.join(d.scratch(), "precious")
+    for content in (b"precious\n", b"12 34\n", b"1" * 40):
+        with open(path, "wb") as f:
+            f.write(content)
+        code, said = d.Daemon({"server.pid_file": path}).refused()
+        check(code == 2 and f"server.pid_file {path} exists and is no pid file" in said,
+              f"{content!r}: {code} {said!r}")
+        with open(path, "rb") as f:
+            equal(f.read(), content, "it is as it was")
+    os.unlink(path)
+    os.mkfifo(path)
+    code, said = d.Daemon({"server.pid_file": path}).refused()
+    check(code == 2 and "is no pid file" in said, f"a FIFO: {code} {said!r}")
+    os.unlink(path)
+    daemon = d.Daemon({"server.pid_file": path}).start()
+    daemon.kill()
+    daemon.start()
+    with open(path, "rb") as f:
+        equal(int(f.read()), daemon.process.pid, "the pid file of one that was killed")
+    equal(daemon.stop()[0], 0, "exit code")
+    check(not os.path.exists(path), "a stop takes it away")
+
+
 def small_files_only():
     """RLIMIT_FSIZE: a write beyond it fails with EFBIG, it does not end the process."""
     daemon = d.Daemon()
@@ -348,7 +373,8 @@ def new_callers_while_stopping():
 
 for story in (stop_idle, stop_at_once, stop_busy, stop_slow_reader, second_signal,
               kill_and_restart, second_daemon, health, vanishing_callers, half_open,
-              new_callers_while_stopping, nobody_reads_the_log, small_files_only):
+              new_callers_while_stopping, nobody_reads_the_log, small_files_only,
+              pid_file_of_somebody_else):
     if len(sys.argv) > 1 and story.__name__ not in sys.argv[1:]:
         continue
     start = time.monotonic()

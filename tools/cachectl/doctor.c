@@ -163,8 +163,7 @@ static void check_state_dir(struct doctor *doctor, const char *state_dir, uint64
         doctor_add(doctor, "space", DOCTOR_WARN, fix, "state directory not known");
         return;
     }
-    doctor_check_direct(doctor, state_dir);
-    doctor_check_space(doctor, state_dir, growth_bytes);
+    if (doctor_check_direct(doctor, state_dir)) doctor_check_space(doctor, state_dir, growth_bytes);
 }
 
 static int run(struct ctl *ctl, const struct command *command, int argc, char **argv)

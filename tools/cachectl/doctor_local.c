@@ -15,6 +15,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +26,11 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/timex.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#define PROBE_MS 3000
 
 void doctor_add(struct doctor *doctor, const char *name, enum doctor_state state, const char *fix,
                 const char *fmt, ...)
@@ -59,40 +64,90 @@ void doctor_check_io_uring(struct doctor *doctor)
                "refused: %s", strerror(errno));
 }
 
-void doctor_check_direct(struct doctor *doctor, const char *state_dir)
+/* What the child found out about the disk. */
+struct probe {
+    int make_errno;  /* 0: a file could be made, */
+    int write_errno; /* and written past the page cache. */
+};
+
+/* In the child.  The file has no name while it is written, so nothing is left when this hangs and
+ * is killed. */
+static struct probe probe_disk(char *path)
 {
     enum { BYTES = 4096 };
-    char path[512];
+    struct probe probe = {0};
     void *buffer = NULL;
-
-    if (snprintf(path, sizeof(path), "%s/doctor.XXXXXX", state_dir) >= (int)sizeof(path)) return;
-    int fd = mkstemp(path);
-    if (fd < 0) {
-        const bool denied = errno == EACCES || errno == EPERM || errno == EROFS;
-        doctor_add(doctor, "O_DIRECT", denied ? DOCTOR_WARN : DOCTOR_FAIL,
-                   denied ? "run doctor as the daemon's user" : "create the state directory",
-                   "cannot write in %s: %s", state_dir, strerror(errno));
-        return;
+    const int named = mkstemp(path);
+    if (named < 0) {
+        probe.make_errno = errno;
+        return probe;
     }
-    (void)close(fd);
-    fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
-    ssize_t written = -1;
+    const int fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    probe.write_errno = fd < 0 ? errno : 0;
+    (void)unlink(path);
     if (fd >= 0 && posix_memalign(&buffer, BYTES, BYTES) == 0) {
         memset(buffer, 0, BYTES);
-        written = pwrite(fd, buffer, BYTES, 0);
+        const ssize_t wrote = pwrite(fd, buffer, BYTES, 0);
+        if (wrote != BYTES) probe.write_errno = wrote < 0 ? errno : EIO;
+    } else if (fd >= 0) {
+        probe.write_errno = ENOMEM;
     }
-    const int error = errno;
-    if (fd >= 0) (void)close(fd);
-    (void)unlink(path);
-    free(buffer);
-    if (written == BYTES) {
+    return probe;
+}
+
+/* A disk that hangs holds whoever waits for it, and nothing ends him: so a child does, and is left
+ * behind.  It gives back our output at once, because somebody may wait for its end.  false: no
+ * answer, or no child. */
+static bool probe_apart(char *path, struct probe *ret_probe)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return false;
+    const pid_t child = fork();
+    if (child == 0) {
+        for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+            (void)close(fd);
+        const struct probe probe = probe_disk(path);
+        _exit(write(ends[1], &probe, sizeof(probe)) == sizeof(probe) ? 0 : 1);
+    }
+    (void)close(ends[1]);
+    struct pollfd answer = {.fd = ends[0], .events = POLLIN};
+    const bool got = child > 0 && poll(&answer, 1, PROBE_MS) == 1 &&
+                     read(ends[0], ret_probe, sizeof(*ret_probe)) == sizeof(*ret_probe);
+    (void)close(ends[0]);
+    if (child > 0 && !got) (void)kill(child, SIGKILL); /* Once the disk lets it. */
+    if (child > 0) (void)waitpid(child, NULL, got ? 0 : WNOHANG);
+    return got;
+}
+
+bool doctor_check_direct(struct doctor *doctor, const char *state_dir)
+{
+    char path[512];
+    struct probe probe;
+
+    if (snprintf(path, sizeof(path), "%s/doctor.XXXXXX", state_dir) >= (int)sizeof(path))
+        return true;
+    if (!probe_apart(path, &probe)) {
+        doctor_add(doctor, "O_DIRECT", DOCTOR_FAIL,
+                   "look at the disk (dmesg); what it has is served again when it answers",
+                   "the disk under %s gave no answer to a write for %d s", state_dir,
+                   PROBE_MS / 1000);
+        return false;
+    }
+    if (probe.make_errno != 0) {
+        const int cause = probe.make_errno;
+        const bool denied = cause == EACCES || cause == EPERM || cause == EROFS;
+        doctor_add(doctor, "O_DIRECT", denied ? DOCTOR_WARN : DOCTOR_FAIL,
+                   denied ? "run doctor as the daemon's user" : "create the state directory",
+                   "cannot write in %s: %s", state_dir, strerror(cause));
+    } else if (probe.write_errno == 0) {
         doctor_add(doctor, "O_DIRECT", DOCTOR_OK, "", "4 KiB written past the page cache in %s",
                    state_dir);
     } else {
         doctor_add(doctor, "O_DIRECT", DOCTOR_FAIL,
                    "put the state directory on ext4 or xfs, not on tmpfs or overlayfs",
-                   "refused in %s: %s", state_dir, strerror(error));
+                   "refused in %s: %s", state_dir, strerror(probe.write_errno));
     }
+    return true;
 }
 
 void doctor_check_space(struct doctor *doctor, const char *state_dir, uint64_t needed_bytes)
@@ -200,9 +255,10 @@ void doctor_check_clock(struct doctor *doctor)
         doctor_add(doctor, "clock", DOCTOR_FAIL, "find out who sets the clock back",
                    "the wall clock runs backwards");
     } else if (kernel < 0 || kernel == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
-        doctor_add(doctor, "clock", DOCTOR_WARN,
-                   "run an NTP client: after a jump, lifetimes end early or late",
-                   "not synchronised");
+        doctor_add(
+            doctor, "clock", DOCTOR_WARN,
+            "run an NTP client: ages survive jumps of the clock, but times in the log do not",
+            "not synchronised");
     } else {
         doctor_add(doctor, "clock", DOCTOR_OK, "", "synchronised");
     }

@@ -23,7 +23,8 @@ void doctor_add(struct doctor *doctor, const char *name, enum doctor_state state
                 const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 
 void doctor_check_io_uring(struct doctor *doctor);
-void doctor_check_direct(struct doctor *doctor, const char *state_dir);
+/* false: the disk does not answer, so nothing else is to be asked of it. */
+bool doctor_check_direct(struct doctor *doctor, const char *state_dir);
 void doctor_check_space(struct doctor *doctor, const char *state_dir, uint64_t needed_bytes);
 /* pid 0: this process's own limit. */
 void doctor_check_memlock(struct doctor *doctor, uint64_t pid);

@@ -452,7 +452,11 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
                   {"L", visit_plan},  {"B", visit_quota},   {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
-    kv_status status = kv_manifest_open_read(path, &dump->manifest, err);
+    struct kv_error damage = {0};
+    kv_status status = kv_manifest_open_read(path, &dump->manifest, &damage, err);
+    if (status == KV_OK && damage.status != KV_OK)
+        dump_damage(dump, "manifest: %s: a daemon reads what is in front of it, and so does this",
+                    damage.text);
     if (status == KV_OK) status = dump_keys_read(dump, err);
     for (size_t i = 0; status == KV_OK && i < KV_ARRAY_COUNT(passes); i++)
         status = kv_manifest_scan_now(dump->manifest, (const uint8_t *)passes[i].prefix, 1,
