@@ -142,7 +142,7 @@ static void opener_init(struct opener *opener, const char *state, const uint8_t 
     (void)close(fd);
     EXPECT(kv_aead_create(&opener->aead, NULL) == KV_OK);
     (void)snprintf(path, sizeof(path), "%s/manifest", state);
-    EXPECT(kv_manifest_open_read(path, &manifest, NULL) == KV_OK);
+    EXPECT(kv_manifest_open_read(path, &manifest, NULL, NULL) == KV_OK);
     EXPECT(kv_manifest_scan_now(manifest, (const uint8_t *)"K", 1, take_key, opener, NULL) ==
            KV_OK);
     kv_manifest_close(manifest);
