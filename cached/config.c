@@ -42,6 +42,12 @@ struct parse {
     struct kv_error *err;
 };
 
+/* Other case counts as the same letter: of names only, which are ASCII. */
+static char lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
 static unsigned edit_distance(const char *a, const char *b)
 {
     unsigned row[KEY_MAX + 1];
@@ -54,7 +60,7 @@ static unsigned edit_distance(const char *a, const char *b)
         unsigned diagonal = row[0];
         row[0] = (unsigned)i;
         for (size_t j = 1; j <= b_count; j++) {
-            const unsigned change = diagonal + (a[i - 1] != b[j - 1]);
+            const unsigned change = diagonal + (lower(a[i - 1]) != lower(b[j - 1]));
             diagonal = row[j];
             const unsigned step = KV_MIN(row[j], row[j - 1]) + 1;
             row[j] = KV_MIN(change, step);
@@ -131,8 +137,10 @@ static char *read_line(char *buf, int room, void *stream)
         return NULL;
     }
     if (count + 2 > (size_t)room) {
-        parse->status = KV_FAIL(parse->err, KV_INVALID, "%s:%u: a line has at most %d bytes",
-                                parse->name, parse->line, room - 2);
+        parse->status = KV_FAIL(parse->err, KV_INVALID,
+                                "%s:%u: a line has at most %d bytes, "
+                                "and a path at most %u",
+                                parse->name, parse->line, room - 2, CONFIG_PATH_MAX);
         return NULL;
     }
     memcpy(buf, start, count);

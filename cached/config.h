@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #define CONFIG_TEXT_MAX 256u
+#define CONFIG_PATH_MAX 160u /* A line of a file holds 198 bytes: name, equals sign and value. */
 #define CONFIG_FILE_BYTES_MAX (1u << 20)
 
 /* Numbers of the choices, in the order the schema lists them. */

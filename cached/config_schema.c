@@ -21,8 +21,7 @@
 
 #define AT(field) (uint32_t) offsetof(struct cached_config, field)
 
-/* A line of a file holds 198 bytes: name, equals sign and value. */
-#define PATH_BYTES_MAX 160u
+#define PATH_BYTES_MAX CONFIG_PATH_MAX
 /* sun_path holds 108 bytes with the closing zero. */
 #define SOCKET_PATH_MAX 107u
 
@@ -105,10 +104,10 @@ static const struct config_item items[CONFIG_KEY_COUNT] = {
         0, 0, "off", "off|on",
         "on: pages on SSD are encrypted, with a key for each user; off: those that are stay so."},
     [CONFIG_SSD_MASTER_KEY_FILE] = {"ssd.master_key_file", CONFIG_TYPE_TEXT,
-        AT(ssd_master_key_file), 0, PATH_BYTES_MAX, "", NULL,
+        AT(ssd_master_key_file), 0, CONFIG_PATH_MAX, "", NULL,
         "File with the master key: 32 bytes or 64 hex digits, for its owner only (chmod 600)."},
     [CONFIG_SSD_MASTER_KEY_CREDENTIAL] = {"ssd.master_key_credential", CONFIG_TYPE_TEXT,
-        AT(ssd_master_key_credential), 0, PATH_BYTES_MAX, "", NULL,
+        AT(ssd_master_key_credential), 0, CONFIG_PATH_MAX, "", NULL,
         "Instead of a file: the name that LoadCredential= of the systemd unit gives the key."},
     [CONFIG_SCRUB_RATE] = {"scrub.rate", CONFIG_TYPE_BYTES, AT(scrub_rate_bytes),
         KV_SCRUB_RATE_MIN, KV_SCRUB_RATE_MAX, "200MiB", NULL,

@@ -15,6 +15,7 @@
 #include "cached/daemon.h"
 
 #include "cached/auth.h"
+#include "cached/headroom.h"
 #include "cached/obs/log_sink.h"
 #include "cached/rpc/rpc_server.h"
 #include "cached/shard/shard.h"
@@ -47,6 +48,7 @@
 
 #define STOP_MS_MAX 10000
 #define EXIT_STUCK 3
+#define STUCK_LINE_S 1 /* For the line that says so. */
 #define RSS_BUDGET_EXTRA (64ull << 20)
 #define TELL_NS 2000000000ull
 
@@ -205,6 +207,24 @@ static kv_status make_model(struct daemon *daemon, struct kv_error *err)
                           err);
 }
 
+static uint64_t memory_bytes(const struct daemon *daemon)
+{
+    const struct cached_config *config = daemon->config;
+    return config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
+           eng_model_bytes(daemon->model) +
+           config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
+           KV_ANSWERS_BYTES_MAX + RSS_BUDGET_EXTRA;
+}
+
+/* While the model's threads are there, and before those of libraries. */
+static kv_status enough_room(const struct daemon *daemon, struct kv_error *err)
+{
+    cpu_set_t set;
+    const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;
+    const uint32_t cores = known ? (uint32_t)CPU_COUNT(&set) : 1;
+    return headroom_check(HEADROOM_THREADS + 2 * cores, memory_bytes(daemon), err);
+}
+
 /* While the store opens; a line in the log when that takes long. */
 static void progress(void *context, const char *phase, uint32_t percent)
 {
@@ -314,7 +334,8 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .encryption.on = config->ssd_encryption == CONFIG_ENCRYPTION_ON,
         .plant = kv_plant_of(daemon->plant),
     };
-    return open_with_key(daemon, &store, err);
+    const kv_status status = headroom_segment(config->state_dir, config->ssd_segment_bytes, err);
+    return status == KV_OK ? open_with_key(daemon, &store, err) : status;
 }
 
 static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
@@ -352,10 +373,7 @@ static kv_status make_shard(struct daemon *daemon, struct kv_error *err)
         .key_context = (void *)(uintptr_t)config,
         .key_setting = config->ssd_master_key_file[0] != '\0' ? "ssd.master_key_file"
                                                               : "ssd.master_key_credential",
-        .rss_budget_bytes = config->hbm_bytes + pool_bytes(config) + config->index_ram_bytes +
-                            eng_model_bytes(daemon->model) +
-                            config->engine_live_sessions * eng_model_session_bytes(daemon->model) +
-                            KV_ANSWERS_BYTES_MAX + RSS_BUDGET_EXTRA,
+        .rss_budget_bytes = memory_bytes(daemon),
     };
     return shard_create(&shard, &daemon->shard, err);
 }
@@ -452,6 +470,7 @@ kv_status daemon_start(const struct daemon_options *options, struct daemon **ret
 
     kv_status status = make_base(daemon, err);
     if (status == KV_OK) status = make_model(daemon, err);
+    if (status == KV_OK) status = enough_room(daemon, err);
     if (status == KV_OK) status = make_rpc(daemon, err);
     if (status == KV_OK) status = make_store(daemon, err);
     if (status == KV_OK) status = make_shard(daemon, err);
@@ -477,12 +496,20 @@ fail:
     return status;
 }
 
+static void end_stuck(int signal_number)
+{
+    (void)signal_number;
+    _exit(EXIT_STUCK);
+}
+
 static void watchdog_run(void *context)
 {
     const struct daemon *daemon = context;
     struct pollfd poll_fd = {.fd = daemon->stopped_fd, .events = POLLIN};
     if (poll(&poll_fd, 1, STOP_MS_MAX) != 0) return;
-    /* Not through the log: its thread may be what hangs. */
+    /* Not through the log: its thread may be what hangs.  Nor may this line hold anything up, on a
+     * pipe that nobody reads or a file system that does not answer: the alarm ends that. */
+    (void)alarm(STUCK_LINE_S);
     static const char line[] = "level=error event=stop_stuck text=\"not stopped after 10 s\"\n";
     log_sink_try(line, sizeof(line) - 1);
     _exit(EXIT_STUCK);
@@ -492,6 +519,8 @@ static void begin_stop(struct daemon *daemon, uint32_t signal_number)
 {
     kv_log(daemon->log, KV_LOG_INFO, "stop", "signal=%" PRIu32, signal_number);
     struct kv_error err = {0};
+    const struct sigaction action = {.sa_handler = end_stuck};
+    (void)sigaction(SIGALRM, &action, NULL);
     if (kv_thread_start(&daemon->watchdog_thread, KV_THREAD_MAIN, "kv-watchdog", watchdog_run,
                         daemon, &err) != KV_OK)
         kv_log(daemon->log, KV_LOG_WARN, "no_watchdog", "text=\"%s\"", err.text);
@@ -547,13 +576,13 @@ void daemon_destroy(struct daemon *daemon)
     eng_model_close(daemon->model);
     kv_clock_destroy(daemon->clock);
 
+    if (daemon->told) kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
+    kv_log_destroy(daemon->log);
     if (daemon->watchdog_thread.started) {
         const int rc = eventfd_write(daemon->stopped_fd, 1);
         assert(rc == 0);
         kv_thread_join(&daemon->watchdog_thread);
     }
-    if (daemon->told) kv_log(daemon->log, KV_LOG_INFO, "stopped", "pid=%d", (int)getpid());
-    kv_log_destroy(daemon->log);
     if (daemon->signal_fd >= 0) (void)close(daemon->signal_fd);
     if (daemon->stopped_fd >= 0) (void)close(daemon->stopped_fd);
     auth_destroy(daemon->auth);

@@ -9,12 +9,15 @@
 #include "cached/config.h"
 #include "cached/daemon.h"
 #include "cached/version.h"
+#include "kvstore/base/bytes.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { EXIT_REFUSED = 2 };
+enum { EXIT_REFUSED = 2, SENTENCE_MS_MAX = 2000 };
 
 struct arguments {
     const char *config_file;
@@ -41,8 +44,11 @@ static const char usage[] =
     "  cached --state.dir=/tmp/cached --engine.model_dir=/tmp/tiny \\\n"
     "         --server.listen=127.0.0.1:7070 --server.token_file=/tmp/tokens\n";
 
+/* The sentence must not hold the exit up, where standard error is a pipe that nobody reads. */
 static int refuse(const char *sentence)
 {
+    struct pollfd poll_fd = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&poll_fd, 1, SENTENCE_MS_MAX) == 0) return EXIT_REFUSED;
     (void)fprintf(stderr, "cached: %s\n", sentence);
     return EXIT_REFUSED;
 }
@@ -58,7 +64,7 @@ static bool take_value(int argc, char **argv, int *index, const char *name, cons
         return true;
     }
     if (argument[count] != '\0') return false;
-    *ret_value = *index + 1 < argc ? argv[++*index] : "";
+    *ret_value = *index + 1 < argc ? argv[++*index] : ""; /* Refused by parse(). */
     return true;
 }
 
@@ -89,6 +95,17 @@ static bool parse(int argc, char **argv, struct arguments *arguments, const char
         }
     }
     *ret_flag_count = flag_count;
+    const struct {
+        const char *name, *value;
+    } values[] = {
+        {"--config", arguments->config_file},
+        {"--check-config", arguments->check_file},
+    };
+    for (size_t i = 0; i < KV_ARRAY_COUNT(values); i++) {
+        if (values[i].value == NULL || values[i].value[0] != '\0') continue;
+        (void)KV_FAIL(err, KV_INVALID, "%s needs a file: %s FILE", values[i].name, values[i].name);
+        return false;
+    }
     return true;
 }
 

@@ -34,10 +34,14 @@ enum request_method {
     REQUEST_CHECKPOINT,
     REQUEST_WAIT_DURABLE,
     REQUEST_ROLLBACK,
+    REQUEST_COMPACT,
+    REQUEST_PIN,
+    REQUEST_TOUCH,
     REQUEST_FORK,
     REQUEST_CLOSE_SESSION,
     REQUEST_LIST_SESSIONS,
     REQUEST_GET_SESSION,
+    REQUEST_GET_USAGE,
     REQUEST_GET_STATS,
     REQUEST_ADVANCE_CLOCK,
     REQUEST_SCRUB,
@@ -110,6 +114,8 @@ struct request_checkpoint {
     uint64_t kernels;
     uint64_t bytes;
     uint64_t age_ms;
+    uint64_t leave_ms; /* Until it goes with the branch that a compaction left; 0: it does not. */
+    uint64_t pin_ms;   /* Until its pin ends; 0: none. */
     const char *session_name; /* That made it; NULL: the session asked for. */
 };
 
@@ -197,6 +203,13 @@ struct request_in {
             struct kv_digest digest;
             bool keep;
         } rollback;
+        struct {
+            uint64_t keep_ms; /* At least 1. */
+        } compact;
+        struct {
+            struct kv_checkpoint_id id;
+            uint64_t ttl_ms; /* Pin; 0: it ends. */
+        } node;
         struct {
             bool has_id; /* Else from the head. */
             struct kv_checkpoint_id id;
@@ -325,6 +338,12 @@ struct request_usage {
     struct kv_session_id after;
 };
 
+/* What the sessions of one user hold. */
+struct request_use {
+    uint64_t sessions, checkpoints, bytes_ssd, bytes_pool, bytes_hbm;
+    uint64_t pins, pinned_bytes_ssd, pinned_bytes_pool;
+};
+
 struct request_rotation {
     bool rotated; /* False: it is the key in use. */
     char master[KV_MASTER_ID_TEXT_BYTES], before[KV_MASTER_ID_TEXT_BYTES];
@@ -410,6 +429,10 @@ struct request_out {
     bool created;                     /* Open. */
     bool was_live;                    /* Close. */
     enum request_level rows_level;    /* WaitDurable. */
+    uint64_t pin_ms;                  /* Pin. */
+    uint64_t rows_expire_ms;          /* Touch. */
+    uint64_t window_expire_ms;        /* Touch, Pin; 0: no window. */
+    struct request_use use;           /* GetUsage. */
     struct request_session session;   /* GetSession. */
     struct request_session *sessions; /* List; arena. */
     uint32_t session_count;

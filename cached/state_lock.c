@@ -43,30 +43,32 @@ static kv_status write_pid(int fd, const char *path, struct kv_error *err)
     return KV_OK;
 }
 
-/* Empty, or a number and a newline, as one that was killed leaves it. */
-static bool is_pid_file(int fd)
+/* Empty, or what a daemon has left there: digits and at most a newline. */
+static bool may_hold_pid(int fd)
 {
     struct stat info;
     char text[24];
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return false;
-    if (info.st_size >= (off_t)sizeof(text)) return false;
-    const ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
-    if (got < 0) return false;
-    text[got] = '\0';
-    const size_t digits = strspn(text, "0123456789");
-    return text[digits] == '\0' || (text[digits] == '\n' && text[digits + 1] == '\0');
+    const ssize_t got = pread(fd, text, sizeof(text), 0);
+    if (got < 0 || got == (ssize_t)sizeof(text)) return false;
+    ssize_t digits = 0;
+    while (digits < got && text[digits] >= '0' && text[digits] <= '9')
+        digits++;
+    if (got == 0 || digits == 0) return got == 0;
+    return digits == got || (digits == got - 1 && text[digits] == '\n');
 }
 
 static kv_status write_pid_file(struct state_lock *lock, const char *path, struct kv_error *err)
 {
-    /* O_NONBLOCK: a FIFO is refused below, not waited for. */
+    /* Without waiting: it may be a pipe. */
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
-    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open the pid file %s", path);
-    const kv_status status =
-        is_pid_file(fd)
-            ? write_pid(fd, path, err)
-            : KV_FAIL(err, KV_INVALID,
-                      "server.pid_file %s exists and is no pid file; it is left alone", path);
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "open server.pid_file %s", path);
+    const kv_status status = may_hold_pid(fd)
+                                 ? write_pid(fd, path, err)
+                                 : KV_FAIL(err, KV_INVALID,
+                                           "server.pid_file %s exists and holds no process id; it "
+                                           "is left alone",
+                                           path);
     (void)close(fd);
     if (status == KV_OK) (void)snprintf(lock->pid_file, sizeof(lock->pid_file), "%s", path);
     return status;
@@ -137,10 +139,19 @@ kv_status state_lock_take(const char *dir, const char *pid_file, struct state_lo
     return KV_OK;
 }
 
+/* Whoever has put something else there since may keep it. */
+static void remove_pid_file(const struct state_lock *lock)
+{
+    const int fd = open(lock->pid_file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return;
+    if (may_hold_pid(fd) && read_pid(fd) == (long)getpid()) (void)unlink(lock->pid_file);
+    (void)close(fd);
+}
+
 void state_lock_release(struct state_lock *lock)
 {
     if (lock == NULL) return;
-    if (lock->pid_file[0] != '\0') (void)unlink(lock->pid_file);
+    if (lock->pid_file[0] != '\0') remove_pid_file(lock);
     if (lock->fd >= 0) (void)close(lock->fd);
     free(lock);
 }

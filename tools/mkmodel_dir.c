@@ -169,6 +169,11 @@ bool dir_prepare(const struct plan *plan, uint64_t weight_bytes)
 {
     const bool made = mkdir(plan->dir, 0755) == 0;
 
+    if (!made && errno == ENOENT) {
+        (void)fprintf(stderr, "mkmodel: %s: the directory above it does not exist; make it first\n",
+                      plan->dir);
+        return false;
+    }
     if (!made && errno != EEXIST) return complain(plan->dir);
     DIR *entries = opendir(plan->dir);
     if (entries == NULL) return complain(plan->dir);

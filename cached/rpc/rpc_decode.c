@@ -441,6 +441,45 @@ static bool decode_rollback(struct decoder *d)
     return true;
 }
 
+static bool decode_compact(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__CompactRequest *m =
+        unpack(d, &cached__session__v1__compact_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    if (!check_max(req, KV_REASON_TTL_INVALID, "keep_old_for_ms", m->keep_old_for_ms,
+                   KV_TTL_MS_MAX))
+        return false;
+    req->in.u.compact.keep_ms =
+        m->keep_old_for_ms == 0 ? KV_OLD_BRANCH_KEEP_MS : m->keep_old_for_ms;
+    req->in.epoch = m->epoch;
+    return true;
+}
+
+static bool decode_pin(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Session__V1__PinRequest *m =
+        unpack(d, &cached__session__v1__pin_request__descriptor);
+    if (m == NULL || !take_session(req, m->session_id)) return false;
+    req->in.u.node.ttl_ms = m->ttl_ms;
+    return take_checkpoint_id(req, "checkpoint_id", &m->checkpoint_id, &req->in.u.node.id) &&
+           check_max(req, KV_REASON_PIN_INVALID, "ttl_ms", m->ttl_ms, KV_PIN_MS_MAX);
+}
+
+static bool decode_touch(struct decoder *d)
+{
+    const Cached__Session__V1__TouchRequest *m =
+        unpack(d, &cached__session__v1__touch_request__descriptor);
+    return m != NULL && take_session(d->req, m->session_id) &&
+           take_checkpoint_id(d->req, "checkpoint_id", &m->checkpoint_id, &d->req->in.u.node.id);
+}
+
+static bool decode_own_usage(struct decoder *d)
+{
+    return unpack(d, &cached__session__v1__get_usage_request__descriptor) != NULL;
+}
+
 static bool decode_fork(struct decoder *d)
 {
     struct request *req = d->req;
@@ -791,16 +830,20 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_DISK_USAGE] = decode_usage,
         [REQUEST_DELETE_SESSION] = decode_delete,
         [REQUEST_ERASE_USER] = decode_erase,
+        [REQUEST_FORK] = decode_fork,
+        [REQUEST_COMPACT] = decode_compact,
+        [REQUEST_PIN] = decode_pin,
+        [REQUEST_TOUCH] = decode_touch,
+        [REQUEST_GET_USAGE] = decode_own_usage,
+        [REQUEST_ROTATE_KEY] = decode_rotate,
         [REQUEST_WHY] = decode_why,
         [REQUEST_PURGE_MODEL] = decode_purge,
-        [REQUEST_FORK] = decode_fork,
         [REQUEST_SET_QUOTA] = decode_set_quota,
         [REQUEST_GET_QUOTA] = decode_get_quota,
         [REQUEST_DELETE_QUOTA] = decode_delete_quota,
         [REQUEST_SET_PLAN] = decode_set_plan,
         [REQUEST_LIST_PLANS] = decode_list_plans,
         [REQUEST_LIST_USERS] = decode_list_users,
-        [REQUEST_ROTATE_KEY] = decode_rotate,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

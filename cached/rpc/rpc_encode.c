@@ -85,6 +85,8 @@ static pb_checkpoint *checkpoint(struct kv_arena *arena, const struct request_ch
     m->session_id = text(c->session_name);
     m->bytes = c->bytes;
     m->age_ms = c->age_ms;
+    m->leave_ms = c->leave_ms;
+    m->pin_expire_ms = c->pin_ms;
     return m;
 }
 
@@ -257,6 +259,49 @@ static const ProtobufCMessage *encode_rollback(struct request *req)
     return &m->base;
 }
 
+static const ProtobufCMessage *encode_compact(struct request *req)
+{
+    Cached__Session__V1__CompactResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__COMPACT_RESPONSE__INIT);
+    m->head_position = req->out.head_position;
+    m->epoch = req->out.epoch;
+    return &m->base;
+}
+
+static const ProtobufCMessage *encode_pin(struct request *req)
+{
+    Cached__Session__V1__PinResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__PIN_RESPONSE__INIT);
+    m->expire_ms = req->out.pin_ms;
+    m->window_expire_ms = req->out.window_expire_ms;
+    return &m->base;
+}
+
+static const ProtobufCMessage *encode_touch(struct request *req)
+{
+    Cached__Session__V1__TouchResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__TOUCH_RESPONSE__INIT);
+    m->rows_expire_ms = req->out.rows_expire_ms;
+    m->window_expire_ms = req->out.window_expire_ms;
+    return &m->base;
+}
+
+static const ProtobufCMessage *encode_own_usage(struct request *req)
+{
+    const struct request_use *use = &req->out.use;
+    Cached__Session__V1__GetUsageResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
+    FILL(m, CACHED__SESSION__V1__GET_USAGE_RESPONSE__INIT);
+    m->sessions = use->sessions;
+    m->checkpoints = use->checkpoints;
+    m->bytes_ssd = use->bytes_ssd;
+    m->bytes_pool = use->bytes_pool;
+    m->bytes_hbm = use->bytes_hbm;
+    m->pins = use->pins;
+    m->pinned_bytes_ssd = use->pinned_bytes_ssd;
+    m->pinned_bytes_pool = use->pinned_bytes_pool;
+    return &m->base;
+}
+
 static const ProtobufCMessage *encode_fork(struct request *req)
 {
     Cached__Session__V1__ForkResponse *m = kv_arena_alloc(req->arena, sizeof(*m));
@@ -382,6 +427,14 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return encode_wait(req);
     case REQUEST_ROLLBACK:
         return encode_rollback(req);
+    case REQUEST_COMPACT:
+        return encode_compact(req);
+    case REQUEST_PIN:
+        return encode_pin(req);
+    case REQUEST_TOUCH:
+        return encode_touch(req);
+    case REQUEST_GET_USAGE:
+        return encode_own_usage(req);
     case REQUEST_FORK:
         return encode_fork(req);
     case REQUEST_CLOSE_SESSION:

@@ -34,6 +34,10 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     BY_SHARD(SESSION, "Checkpoint", "checkpoint", REQUEST_CHECKPOINT, HARNESS),
     BY_SHARD(SESSION, "WaitDurable", "wait_durable", REQUEST_WAIT_DURABLE, HARNESS),
     BY_SHARD(SESSION, "Rollback", "rollback", REQUEST_ROLLBACK, HARNESS),
+    BY_SHARD(SESSION, "Compact", "compact", REQUEST_COMPACT, HARNESS),
+    BY_SHARD(SESSION, "Pin", "pin", REQUEST_PIN, HARNESS),
+    BY_SHARD(SESSION, "Touch", "touch", REQUEST_TOUCH, HARNESS),
+    BY_SHARD(SESSION, "GetUsage", "get_usage", REQUEST_GET_USAGE, HARNESS),
     BY_SHARD(SESSION, "Fork", "fork", REQUEST_FORK, HARNESS),
     BY_SHARD(SESSION, "CloseSession", "close_session", REQUEST_CLOSE_SESSION, HARNESS),
     BY_SHARD(SESSION, "ListSessions", "list_sessions", REQUEST_LIST_SESSIONS, HARNESS),
@@ -65,10 +69,6 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     }
 
 static const struct rpc_method later[] = {
-    LATER(SESSION, "Compact"),
-    LATER(SESSION, "Pin"),
-    LATER(SESSION, "Touch"),
-    LATER(SESSION, "GetUsage"),
     LATER(ADMIN, "WatchStats"),
     LATER(ADMIN, "Evict"),
     LATER(ADMIN, "PublishPrefix"),

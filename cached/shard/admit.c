@@ -94,7 +94,7 @@ enum flow_next admit_session(struct flow *flow, void (*again)(struct flow *flow)
     const struct kv_user *user = kv_index_user_find(flow->shard->store->index, &flow->req->user);
     if (user == NULL) return FLOW_NEXT; /* Every limit is at least 1. */
     const struct kv_quota quota = quota_of(flow->shard, user);
-    const uint64_t used = user->main_sessions;
+    const uint64_t used = user->mains;
     if (kv_quota_admits(&quota, KV_QUOTA_SESSIONS, used, 1)) return FLOW_NEXT;
     const uint64_t limit = quota.limits[KV_QUOTA_SESSIONS];
     if (make_room(flow, user, KV_QUOTA_SESSIONS, limit, used, again)) return FLOW_WAIT;

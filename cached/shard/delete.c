@@ -178,6 +178,8 @@ static void records_read(struct removal *removal)
     }
     struct kv_batch *batch = removal->batch;
     kv_status status = kv_batch_delete_session(batch, &removal->session->id);
+    if (status == KV_OK)
+        status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
     const struct kv_record_deleted record = deleted_record(removal);
     if (status == KV_OK && removal->user == NULL)
         status =
@@ -257,9 +259,8 @@ static void scanned(struct kv_msg *msg)
     if (status != KV_OK) {
         removal_fail(removal, status);
     } else if (removal->scan.more && last.key != NULL) {
-        memcpy(removal->start, last.key, last.key_bytes);
-        removal->start[last.key_bytes] = 0; /* The next key after the last one. */
-        removal->scan.start_bytes = last.key_bytes + 1;
+        removal->scan.start_bytes =
+            kv_manifest_scan_behind(&last, removal->start, sizeof(removal->start));
         scan_post(removal);
     } else {
         records_read(removal);
@@ -329,7 +330,9 @@ static bool is_at_rest(const struct removal *removal)
 {
     const struct kv_session *session = removal->session;
     const uint32_t own = 1u + (removal->flow->session == session);
-    return session->busy == NULL && session->flows == own && session->tree->commits == 0 &&
+    /* Pages that the kernel still reads into are some session's. */
+    return removal->shard->store->reads_late == 0 && session->busy == NULL &&
+           session->flows == own && session->tree->commits == 0 &&
            session->tree->load != KV_LOAD_RUNNING;
 }
 
@@ -449,15 +452,23 @@ void delete_tick(struct shard *shard)
 
 static void session_start(struct removal *removal, struct kv_session *session)
 {
+    const bool is_one_of_several = session->tree->session_count > 1;
     removal->session = session;
     session->flows++; /* It stays open, and nobody else deletes it. */
-    if (removal->dry_run && session->tree->session_count > 1)
+    if (!removal->dry_run) {
+        session->deleting = true;
+        wait_look(removal);
+    } else if (is_one_of_several && removal->user == NULL) {
         leave_start(removal);
-    else if (removal->dry_run)
+    } else {
         records_start(removal);
-    if (removal->dry_run) return;
-    session->deleting = true;
-    wait_look(removal);
+    }
+}
+
+/* Only counted, with all others of its user: a tree is counted once, with one of its sessions. */
+static bool is_counted(const struct removal *removal, const struct kv_session *session)
+{
+    return removal->dry_run && removal->user != NULL && session->tree->sessions != &session->entry;
 }
 
 /* ---- the calls ---- */
@@ -499,6 +510,10 @@ static void session_next(struct removal *removal)
         struct kv_session *session =
             kv_index_session_find(removal->shard->store->index, &removal->ids[removal->id_next++]);
         if (session == NULL) continue; /* Its owner was faster. */
+        if (is_counted(removal, session)) {
+            removal->receipt.sessions++;
+            continue;
+        }
         if (removal->flow != NULL && flow_cancelled(removal->flow)) {
             removal_fail(removal, KV_OK);
         } else if (session->deleting) {

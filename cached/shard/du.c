@@ -408,14 +408,11 @@ static void scanned(struct kv_msg *msg)
         enough = take_record(du, &put, &status);
     }
     if (status == KV_OK && !enough && du->scan.more && last.key != NULL) {
-        memcpy(du->start, last.key, last.key_bytes);
-        du->start[last.key_bytes] = 0; /* The next key after the last one. */
+        du->scan.start_bytes = kv_manifest_scan_behind(&last, du->start, sizeof(du->start));
         const bool same = du->at.begun && memcmp(du->at.id.bytes, last.key + 1, 16) == 0;
         if (du->at.skipped && same) { /* Or the next session. */
             du->start[SESSION_KEY_BYTES] = UINT8_MAX;
             du->scan.start_bytes = SESSION_KEY_BYTES + 1;
-        } else {
-            du->scan.start_bytes = last.key_bytes + 1;
         }
         scan_next(du);
         return;

@@ -120,7 +120,8 @@ static struct kv_node *next_leaf(const struct shard *shard, struct kv_session *s
         const struct kv_evict_leaf leaf = {
             .used_ms = node->used_ms,
             .tokens = node->tokens,
-            .is_kept = session->tree->commits > 0 && commit_needs(shard, node),
+            .is_kept = (session->tree->commits > 0 && commit_needs(shard, node)) ||
+                       kv_store_pin_find(shard->store, node) != NULL,
         };
         if (leaf.is_kept || (victim != NULL && !kv_evict_leaf_before(&leaf, &best))) continue;
         best = leaf;

@@ -88,6 +88,15 @@ void flow_fail_job(struct flow *flow)
     }
 }
 
+bool flow_stale_epoch(struct flow *flow)
+{
+    struct request *req = flow->req;
+    if (req->in.epoch == 0 || req->in.epoch == flow->session->epoch) return false;
+    flow_fail(flow, KV_REASON_STALE_EPOCH, "epoch", request_u64(req, flow->session->epoch),
+              request_u64(req, req->in.epoch));
+    return true;
+}
+
 bool flow_find_session(struct flow *flow)
 {
     struct request *req = flow->req;
@@ -110,10 +119,11 @@ bool flow_find_session(struct flow *flow)
         req->out.failure.retry_ms = 50;
         return false;
     }
-    /* A Rollback raises the epoch: repeated after a lost answer it still carries the old one, and
-     * rollback_begun() decides. */
+    /* Rollback and Compact raise the epoch: repeated after a lost answer they still carry the old
+     * one, and where the head stands decides. */
     const bool rollback_again =
-        req->method == REQUEST_ROLLBACK && req->in.epoch + 1 == session->epoch;
+        (req->method == REQUEST_ROLLBACK || req->method == REQUEST_COMPACT) &&
+        req->in.epoch + 1 == session->epoch;
     if (req->in.epoch != 0 && req->in.epoch != session->epoch && !rollback_again) {
         flow_fail(flow, KV_REASON_STALE_EPOCH, "epoch", request_u64(req, session->epoch),
                   request_u64(req, req->in.epoch));
@@ -247,6 +257,10 @@ void flow_fill_checkpoint(struct flow *flow, const struct kv_node *node,
         .bytes = (uint64_t)node->page_count * store->layout.page_bytes,
         .age_ms = now_ms > node->created_ms ? now_ms - node->created_ms : 0,
     };
+    const struct kv_pin *pin = kv_store_pin_find(store, node);
+    const uint64_t until_ms = old_branches_until_ms(flow->shard, flow->session, node);
+    if (pin != NULL) out->pin_ms = pin->until_ms - now_ms;
+    if (until_ms > 0) out->leave_ms = until_ms > now_ms ? until_ms - now_ms : 1;
     if (node->parent != NULL) out->parent = node->parent->id;
     if (out->window_expire_ms > 0) {
         out->window_level = LEVEL_RAM;

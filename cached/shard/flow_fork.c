@@ -138,6 +138,10 @@ static void fork_make(struct flow *flow, struct kv_node *node)
     struct kv_store *store = flow->shard->store;
     const struct request_in *in = &flow->req->in;
     const uint64_t now_ms = kv_store_now_ms(store);
+    if (!session_has_room(flow, kind_of(flow))) {
+        flow_finish(flow);
+        return;
+    }
     if (kind_of(flow) == KIND_MAIN_SESSION && admit_session(flow, fork_look) == FLOW_WAIT) return;
     if (flow->failed) {
         flow_finish(flow);
@@ -152,7 +156,7 @@ static void fork_make(struct flow *flow, struct kv_node *node)
         flow_finish(flow);
         return;
     }
-    kv_index_session_kind(&fork->entry, kind_of(flow));
+    kv_index_entry_kind(&fork->entry, kind_of(flow));
     fork->ttl_ms = ttl_of(flow);
     fork->epoch = 1;
     fork->created_ms = fork->used_ms = now_ms;

@@ -105,6 +105,8 @@ void resume_match(struct flow *flow)
         flow_finish(flow);
         return;
     }
+    if (!flow->plan_only || flow->session->busy == NULL)
+        old_branches_look(flow->shard, flow->session);
     if (!flow->plan_only) {
         resume_expire_live(flow);
         drop_expired(flow);

@@ -83,12 +83,32 @@ static struct kv_session *session_make(struct flow *flow, uint8_t kind, uint64_t
     struct kv_session *session =
         kv_index_session_add(store->index, &req->in.session, user, req->in.session_name, parent);
     if (session == NULL) return NULL;
-    kv_index_session_kind(&session->entry, kind);
+    kv_index_entry_kind(&session->entry, kind);
     session->ttl_ms = ttl_ms;
     session->epoch = 1;
     session->created_ms = session->used_ms = kv_store_now_ms(store);
     session->tree->load = KV_LOAD_DONE; /* There is nothing to load. */
     return session;
+}
+
+/* The parent of a new session is one of the same user; another's is as unknown as none. */
+static bool parent_is_there(struct flow *flow, const char *parent)
+{
+    const struct kv_session_id id = kv_session_id_of(&flow->req->user, parent);
+    if (*parent == '\0' || kv_index_entry_find(flow->shard->store->index, &id) != NULL) return true;
+    flow_fail(flow, KV_REASON_SESSION_NOT_FOUND, "parent_session_id", NULL, parent);
+    return false;
+}
+
+bool session_has_room(struct flow *flow, uint8_t kind)
+{
+    const struct kv_user *user = kv_index_user_find(flow->shard->store->index, &flow->req->user);
+    if (user == NULL || kind == KV_SESSION_MAIN) return true;
+    const uint64_t limit = (uint64_t)KV_SUB_SESSIONS_MAX * KV_MAX(user->mains, 1u);
+    if (user->others < limit) return true;
+    flow_fail(flow, KV_REASON_SUB_SESSIONS_FULL, "sub and ephemeral sessions",
+              request_u64(flow->req, limit), request_u64(flow->req, user->others + 1u));
+    return false;
 }
 
 static void open_found(struct flow *flow)
@@ -145,6 +165,10 @@ void flow_open_session(struct flow *flow)
     }
     const bool is_new = kv_index_entry_find(shard->store->index, &req->in.session) == NULL;
     req->out.created = is_new;
+    if (is_new && (!parent_is_there(flow, parent) || !session_has_room(flow, kind))) {
+        flow_finish(flow);
+        return;
+    }
     if (is_new && kind == KIND_MAIN_SESSION && admit_session(flow, flow_open_session) == FLOW_WAIT)
         return;
     if (flow->failed) {
@@ -299,6 +323,7 @@ static void rollback_begun(struct flow *flow)
     session->epoch++;
     flow->req->out.epoch = session->epoch;
     kv_store_renew(flow->shard->store, node);
+    old_branches_came_back(flow->shard, session);
     if (flow->req->in.u.rollback.keep)
         record_session(flow);
     else

@@ -207,11 +207,9 @@ static void scanned(struct kv_msg *msg)
         return;
     }
     purge->scanned = !purge->scan.more && purge->item_count < ROUND_MAX;
-    if (last.key != NULL) {
-        memcpy(purge->start, last.key, last.key_bytes);
-        purge->start[last.key_bytes] = 0; /* The next key after the last one. */
-        purge->scan.start_bytes = last.key_bytes + 1;
-    }
+    if (last.key != NULL)
+        purge->scan.start_bytes =
+            kv_manifest_scan_behind(&last, purge->start, sizeof(purge->start));
     if (purge->scanned) count_pages(purge);
     drop_next(purge);
 }

@@ -26,7 +26,7 @@ uint64_t quota_used(const struct shard *shard, const struct kv_user *user, enum 
     if (user == NULL) return 0;
     switch (kind) {
     case KV_QUOTA_SESSIONS:
-        return user->main_sessions;
+        return user->mains;
     case KV_QUOTA_BYTES_SSD:
         return (uint64_t)user->pages * shard->layout->page_bytes;
     case KV_QUOTA_SAVES:

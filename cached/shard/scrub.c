@@ -179,6 +179,28 @@ static void begin_if_due(struct shard *shard)
         scrub->ended_ns = now_ns; /* No memory now. */
 }
 
+static void made_durable(void *context, kv_status status)
+{
+    struct scrub *scrub = &((struct shard *)context)->scrub;
+    (void)status; /* A manifest that takes nothing is told of elsewhere. */
+    scrub->settling = false;
+    scrub->settled = true;
+}
+
+/* What was found is recorded: a pass that has ended is right after a crash, too. */
+static bool is_durable(struct shard *shard)
+{
+    struct scrub *scrub = &shard->scrub;
+    if (scrub->damaged == 0 || scrub->settled) return true;
+    if (scrub->settling) return false;
+    struct kv_batch *barrier = kv_batch_create(shard->store);
+    if (barrier == NULL) return true;
+    kv_batch_barrier(barrier);
+    scrub->settling = true;
+    kv_batch_post(barrier, made_durable, shard);
+    return false;
+}
+
 uint64_t scrub_tick(struct shard *shard)
 {
     struct scrub *scrub = &shard->scrub;
@@ -186,7 +208,7 @@ uint64_t scrub_tick(struct shard *shard)
     if (scrub->run == NULL) return UINT64_MAX;
     if (atomic_load(&shard->stopping)) scrub->stopping = true;
     if (scrub->stopping) {
-        if (kv_scrub_in_flight(scrub->run) || scrub->loading) return UINT64_MAX;
+        if (kv_scrub_in_flight(scrub->run) || scrub->loading || scrub->settling) return UINT64_MAX;
         scrub->pending_count = 0; /* Whoever reads these pages finds them again. */
         run_end(shard, false);
         return UINT64_MAX;
@@ -199,6 +221,7 @@ uint64_t scrub_tick(struct shard *shard)
     const uint64_t now_ns = kv_clock_stopwatch_ns();
     kv_scrub_step(scrub->run, now_ns, hold);
     if (kv_scrub_progress(scrub->run).done && scrub->pending_count == 0 && !scrub->loading) {
+        if (!is_durable(shard)) return UINT64_MAX;
         run_end(shard, true);
         return UINT64_MAX;
     }
@@ -225,6 +248,7 @@ static kv_status run_start(struct shard *shard, uint64_t rate_bytes, const char 
     scrub->started_ns = kv_clock_stopwatch_ns();
     scrub->ended_ns = 0;
     scrub->damaged = scrub->dropped = 0;
+    scrub->settled = false;
     kv_log(shard->options.log, KV_LOG_INFO, "scrub_started", "by=%s pages=%llu rate_bytes=%llu", by,
            (unsigned long long)kv_scrub_progress(scrub->run).pages_total,
            (unsigned long long)rate_bytes);

@@ -28,6 +28,10 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_CHECKPOINT] = flow_checkpoint,
     [REQUEST_WAIT_DURABLE] = flow_wait_durable,
     [REQUEST_ROLLBACK] = flow_rollback,
+    [REQUEST_COMPACT] = flow_compact,
+    [REQUEST_PIN] = flow_pin,
+    [REQUEST_TOUCH] = flow_touch,
+    [REQUEST_GET_USAGE] = flow_get_usage,
     [REQUEST_FORK] = flow_fork,
     [REQUEST_CLOSE_SESSION] = flow_close_session,
     [REQUEST_LIST_SESSIONS] = flow_list_sessions,
@@ -318,6 +322,8 @@ void shard_run(void *context)
             tick_lives(shard);
             shard_look_at_health(shard);
             answers_tick(shard);
+            kv_store_pins_tick(shard->store);
+            old_branches_tick(shard);
             sweep_tick(shard);
         }
         if (shard->sweep_waiters != NULL) sweep_tick(shard);

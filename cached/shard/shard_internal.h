@@ -224,22 +224,22 @@ struct flow {
     void (*wake)(struct flow *flow);      /* What a load, read or commit completion goes on with. */
     void (*ready)(struct flow *flow);     /* What follows a resume. */
     void (*next_step)(struct flow *flow); /* What follows flow_begin. */
-    void (*after_save)(struct flow *flow); /* What follows turn_save. */
+    void (*after_save)(struct flow *flow);   /* What follows turn_save. */
     void (*checkpointed)(struct flow *flow); /* What follows checkpoint_start. */
-    bool waits_commit;                     /* Woken when a commit of its session ends. */
-    bool waits_session;                    /* Woken when its session is no longer claimed. */
-    bool waits_slot;                       /* Woken when it has a slot. */
+    bool waits_commit;                       /* Woken when a commit of its session ends. */
+    bool waits_session;                      /* Woken when its session is no longer claimed. */
+    bool waits_slot;                         /* Woken when it has a slot. */
     /* Checkpoint beside a Decode: */
-    struct live *beside;   /* whose state it takes, */
-    uint64_t beside_turns; /* as it was then, */
-    bool is_exporting;     /* and the worker has its job. */
-    bool is_posted;        /* The worker has its job, or had. */
-    bool plan_only;        /* Lookup: holds nothing, changes nothing. */
-    bool probed;           /* Lookup: it has waited for pages once. */
-    bool exact;            /* Nothing approximate is used. */
+    struct live *beside;        /* whose state it takes, */
+    uint64_t beside_turns;      /* as it was then, */
+    bool is_exporting;          /* and the worker has its job. */
+    bool is_posted;             /* The worker has its job, or had. */
+    bool plan_only;             /* Lookup: holds nothing, changes nothing. */
+    bool probed;                /* Lookup: it has waited for pages once. */
+    bool exact;                 /* Nothing approximate is used. */
     struct session_name *names; /* Of what is listed. */
-    bool want_pending;     /* Decode: a pending token at the head is worth an image. */
-    uint32_t extra_tokens; /* Room to reserve beyond the prompt. */
+    bool want_pending;          /* Decode: a pending token at the head is worth an image. */
+    uint32_t extra_tokens;      /* Room to reserve beyond the prompt. */
 };
 
 /* Finds or refuses the session, checks the epoch.  Fills the failure and returns false. */
@@ -268,6 +268,8 @@ bool flow_is_over(const struct flow *flow);
 void flow_close(struct flow *flow);
 /* Why the job did not end well: nobody waits any more, or a bug. */
 void flow_fail_job(struct flow *flow);
+/* True (and failed): the call names another epoch than the session's. */
+bool flow_stale_epoch(struct flow *flow);
 /* Result of a kv_status that has no better reason. */
 void flow_fail_status(struct flow *flow, kv_status status);
 void flow_unpin_read(struct flow *flow);
@@ -284,6 +286,10 @@ void flow_decode(struct flow *flow);
 void flow_checkpoint(struct flow *flow);
 void flow_wait_durable(struct flow *flow);
 void flow_rollback(struct flow *flow);
+void flow_compact(struct flow *flow);
+void flow_pin(struct flow *flow);
+void flow_touch(struct flow *flow);
+void flow_get_usage(struct flow *flow);
 void flow_fork(struct flow *flow);
 void flow_close_session(struct flow *flow);
 void flow_list_sessions(struct flow *flow);
@@ -304,6 +310,9 @@ void flow_delete_quota(struct flow *flow);
 void flow_set_plan(struct flow *flow);
 void flow_list_plans(struct flow *flow);
 void flow_list_users(struct flow *flow);
+
+/* False (and failed): the user has too many sessions of that kind. */
+bool session_has_room(struct flow *flow, uint8_t kind);
 
 /* Shared by Lookup, Prefill and Decode: from flow->ids to flow->live standing prepared (pages, log,
  * start of the job filled in), when `ready` is called; the flow then posts its job.  With plan_only
@@ -406,6 +415,18 @@ void sweep_wait(struct flow *flow);
 bool sweep_is_due(const struct shard *shard, const struct kv_session *session);
 void sweep_session(struct shard *shard, struct kv_session *session);
 
+/* ---- branches that Compact left ---- */
+
+/* Those that are due go, of any session; each tick. */
+void old_branches_tick(struct shard *shard);
+/* The same of this one, which is loaded and which nobody changes. */
+void old_branches_look(struct shard *shard, struct kv_session *session);
+/* The head was moved: a branch that it stands on is not to go any more. */
+void old_branches_came_back(struct shard *shard, struct kv_session *session);
+/* When the node goes with such a branch of the session; 0: it does not. */
+uint64_t old_branches_until_ms(const struct shard *shard, struct kv_session *session,
+                               const struct kv_node *node);
+
 /* ---- capacity eviction ---- */
 
 struct evict {
@@ -476,6 +497,8 @@ struct scrub {
     struct kv_scrub *run; /* NULL: none runs. */
     bool stopping;        /* It ends when nothing is in flight. */
     bool loading;         /* The tree of a finding is on its way. */
+    bool settling;        /* What was found is being recorded, */
+    bool settled;         /* and is. */
     uint64_t retry_ns;    /* The last one could not be loaded: not again before this. */
     uint64_t rate_bytes;
     uint64_t started_ns, ended_ns; /* Stopwatch; of the last run, ended_ns 0: it goes on. */
@@ -612,6 +635,7 @@ struct shard {
     uint32_t sweep_bucket; /* Where the sweep goes on. */
     uint32_t sweep_loads;  /* Trees it is waiting for. */
     struct flow *sweep_waiters;
+    uint32_t branch_loads;                 /* Trees that old branches wait for. */
     struct flow *flows;                    /* All in progress. */
     struct kv_waiting_queue waiting;       /* For a slot. */
     struct flow *woken_first, *woken_last; /* They go on in this turn. */

@@ -107,6 +107,22 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Requests that ended with an error.");
     add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
         "Sessions removed by DeleteSession, EraseUser, and quotas.");
+    add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
+        "Idle live sessions put back to their last checkpoint to make room.");
+    for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {
+        if (counters->outcome_reasons[i] == 0 || i == KV_REASON_NONE) continue;
+        char labels[64];
+        (void)snprintf(labels, sizeof(labels), "reason=\"%s\"",
+                       kv_reason_info((enum kv_reason)i)->name);
+        add(stats, "cached_resume_reasons_total",
+            kv_arena_strdup(stats->arena, labels, strlen(labels)),
+            (double)counters->outcome_reasons[i], "Prefills that were not EXACT, by reason.");
+    }
+}
+
+static void fill_sessions(struct shard *shard, struct request_stats *stats)
+{
+    const struct shard_counters *counters = &shard->counters;
     static const char help[] = "Calls repeated with their request_id: kept answers sent again, "
                                "running calls joined, streams cut off that went on.";
     add(stats, "cached_repeated_calls_total", "how=\"answer\"", (double)counters->answers_repeated,
@@ -121,17 +137,9 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
         "Answers kept by request_id now.");
     add(stats, "cached_answers_bytes", NULL, (double)shard->answers.bytes,
         "Memory of the answers kept by request_id.");
-    add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
-        "Idle live sessions put back to their last checkpoint to make room.");
-    for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {
-        if (counters->outcome_reasons[i] == 0 || i == KV_REASON_NONE) continue;
-        char labels[64];
-        (void)snprintf(labels, sizeof(labels), "reason=\"%s\"",
-                       kv_reason_info((enum kv_reason)i)->name);
-        add(stats, "cached_resume_reasons_total",
-            kv_arena_strdup(stats->arena, labels, strlen(labels)),
-            (double)counters->outcome_reasons[i], "Prefills that were not EXACT, by reason.");
-    }
+    add(stats, "cached_pins", NULL, (double)shard->store->pin_count, "Checkpoints pinned now.");
+    add(stats, "cached_old_branches", NULL, (double)shard->store->old_branch_count,
+        "Branches that Compact left and that stay for a while.");
 }
 
 static void fill_slots(struct shard *shard, struct request_stats *stats)
@@ -145,6 +153,16 @@ static void fill_slots(struct shard *shard, struct request_stats *stats)
         "Calls that had to wait for a live session.");
     add(stats, "cached_live_refused_total", NULL, (double)counters->slot_refused,
         "Calls refused because too many waited for a live session.");
+}
+
+static void fill_index(struct shard *shard, struct request_stats *stats)
+{
+    const struct kv_index_usage index = kv_index_usage(shard->store->index);
+    add(stats, "cached_index_bytes", NULL, (double)index.bytes, "Memory of the index.");
+    add(stats, "cached_index_nodes", NULL, (double)index.nodes, "Checkpoints in memory.");
+    add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");
+    add(stats, "cached_index_unloads_total", NULL, (double)shard->store->counters.unloads,
+        "Trees unloaded to keep index.ram.");
 }
 
 static void fill_store(struct shard *shard, struct request_stats *stats)
@@ -211,16 +229,6 @@ static void fill_store(struct shard *shard, struct request_stats *stats)
         "Writes of the file acknowledged.");
 }
 
-static void fill_index(struct shard *shard, struct request_stats *stats)
-{
-    const struct kv_index_usage index = kv_index_usage(shard->store->index);
-    add(stats, "cached_index_bytes", NULL, (double)index.bytes, "Memory of the index.");
-    add(stats, "cached_index_nodes", NULL, (double)index.nodes, "Checkpoints in memory.");
-    add(stats, "cached_index_pages", NULL, (double)index.pages, "Page objects in memory.");
-    add(stats, "cached_index_unloads_total", NULL, (double)shard->store->counters.unloads,
-        "Trees unloaded to keep index.ram.");
-}
-
 static void fill_space(struct shard *shard, struct request_stats *stats)
 {
     static const struct {
@@ -230,6 +238,7 @@ static void fill_space(struct shard *shard, struct request_stats *stats)
         {KV_REASON_CAPACITY, "tier=\"ssd\",cause=\"capacity\""},
         {KV_REASON_EXPIRED, "tier=\"ssd\",cause=\"expired\""},
         {KV_REASON_CORRUPT, "tier=\"ssd\",cause=\"corrupt\""},
+        {KV_REASON_ROLLED_BACK, "tier=\"ssd\",cause=\"rolled_back\""},
     };
     const struct kv_store_counters *store = &shard->store->counters;
     const struct shard_counters *counters = &shard->counters;
@@ -486,6 +495,7 @@ void flow_get_stats(struct flow *flow)
     fill_tiers(flow->shard, stats);
     fill_resumes(flow->shard, stats);
     fill_quotas(stats, &flow->shard->counters);
+    fill_sessions(flow->shard, stats);
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);
     fill_index(flow->shard, stats);

@@ -42,6 +42,7 @@ bool sweep_is_due(const struct shard *shard, const struct kv_session *session)
     const bool is_loaded = tree != NULL && tree->load == KV_LOAD_DONE;
     const uint32_t nodes = is_loaded ? session->node_count : session->recorded_nodes;
     if (nodes == 0 && !is_forgotten(shard, session)) return false;
+    if (shard->store->reads_late > 0) return false; /* The kernel may write into pages of it. */
     if (now_ms < session->sweep_after_ms) return false;
     if (tree != NULL && (tree->load == KV_LOAD_RUNNING || tree->commits > 0)) return false;
     if (tree != NULL && is_used(tree)) return false;

@@ -40,6 +40,9 @@ kv_status eng_checkpoint_config_read(const char *dir, struct eng_config *ret_con
     uint8_t *text = NULL;
     size_t count = 0;
 
+    struct stat info;
+    if (stat(dir, &info) == 0 && !S_ISDIR(info.st_mode))
+        return KV_FAIL(err, KV_INVALID, "%s: is a file; name the directory of the model", dir);
     kv_status status = join(dir, "config.json", path, err);
     if (status == KV_OK) status = eng_file_read(path, ENG_CONFIG_BYTES_MAX, &text, &count, err);
     if (status != KV_OK) return status;

@@ -25,6 +25,9 @@
 
 #define SHOWN_BYTES 48u
 
+/* Above 0, or a row of zeros is divided by it; as a float it must not vanish. */
+#define EPS_MIN 1e-30
+
 /* Of the released model: ids, and what its tokenizer leaves of them. */
 #define RELEASED_VOCAB 129280u
 #define RELEASED_COMPRESSED 99092u
@@ -45,7 +48,7 @@ static const json_t *field(struct reader *reader, const char *name)
     return value;
 }
 
-/* A value that should have been an integer, as it stands in the file and cut to what a sentence can
+/* A value that should have been another, as it stands in the file and cut to what a sentence can
  * hold. */
 static const char *shown(const json_t *value, char text[SHOWN_BYTES])
 {
@@ -105,10 +108,12 @@ static float read_float(struct reader *reader, const char *name, double min, dou
 {
     const json_t *value = field(reader, name);
     if (reader->status != KV_OK) return (float)min;
+    char text[SHOWN_BYTES];
     const double number = json_is_number(value) ? json_number_value(value) : NAN;
     if (!(number >= min && number <= max)) {
-        reader->status = KV_FAIL(reader->err, KV_INVALID, "%s: %s must be a number %g to %g",
-                                 reader->path, name, min, max);
+        reader->status =
+            KV_FAIL(reader->err, KV_INVALID, "%s: %s must be a number %g to %g, found %s",
+                    reader->path, name, min, max, shown(value, text));
         return (float)min;
     }
     return (float)number;
@@ -203,7 +208,7 @@ static void read_dims(struct reader *reader, struct eng_config *config)
 static void read_numbers(struct reader *reader, struct eng_config *config)
 {
     config->hc_eps = read_float(reader, "hc_eps", 0, 1);
-    config->rms_eps = read_float(reader, "rms_norm_eps", 0, 1);
+    config->rms_eps = read_float(reader, "rms_norm_eps", EPS_MIN, 1);
     config->route_scale = read_float(reader, "routed_scaling_factor", 0, 1000);
     config->swiglu_limit = read_float(reader, "swiglu_limit", 1e-3, 1e6);
     config->rope_theta = read_float(reader, "rope_theta", 1, 1e9);

@@ -28,6 +28,14 @@ static uint64_t read_ns(clockid_t id)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* Times have no sign, and 0 is none: a wall clock before 1970 counts as the first millisecond of
+ * it, which is as wrong, and far behind. */
+static uint64_t read_wall_ns(void)
+{
+    const uint64_t now_ns = read_ns(CLOCK_REALTIME);
+    return (int64_t)now_ns <= 0 ? 1000000u : now_ns;
+}
+
 struct kv_clock *kv_clock_create_real(void)
 {
     return calloc(1, sizeof(struct kv_clock));
@@ -39,7 +47,7 @@ struct kv_clock *kv_clock_create_virtual(void)
     if (clock == NULL) return NULL;
     clock->is_virtual = true;
     clock->mono_base_ns = read_ns(CLOCK_BOOTTIME);
-    clock->wall_base_ns = read_ns(CLOCK_REALTIME);
+    clock->wall_base_ns = read_wall_ns();
     return clock;
 }
 
@@ -61,7 +69,7 @@ uint64_t kv_clock_mono_ns(const struct kv_clock *clock)
 
 uint64_t kv_clock_wall_ms(const struct kv_clock *clock)
 {
-    if (!clock->is_virtual) return read_ns(CLOCK_REALTIME) / 1000000u;
+    if (!clock->is_virtual) return read_wall_ns() / 1000000u;
     return (clock->wall_base_ns + atomic_load(&clock->elapsed_ns)) / 1000000u;
 }
 

@@ -82,6 +82,17 @@
 #define KV_QUOTA_NEXT_MAX 8u     /* What goes next, as it is told. */
 #define KV_PURGE_MODELS_MAX 64u /* Told apart by one PurgeModel call. */
 
+#define KV_SUB_SESSIONS_MAX 64u /* Sub and ephemeral sessions, for each main one of a user. */
+
+#define KV_OLD_BRANCHES_MAX 16384u    /* That compactions left and that have not gone yet. */
+#define KV_OLD_BRANCH_KEEP_MS 600000u /* How long one stays, where the call does not say. */
+
+/* Pins, in RAM. */
+#define KV_PINS_MAX 1024u
+#define KV_PINS_PER_USER_MAX 64u
+#define KV_PIN_MS_MAX 600000u
+#define KV_PIN_SHARE 4u /* Of what a user may have in a tier, one in so many bytes. */
+
 /* The scrub. */
 #define KV_SCRUB_RATE_MIN (1u << 20) /* Bytes a second. */
 #define KV_SCRUB_RATE_MAX (64ull << 30)

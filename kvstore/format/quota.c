@@ -172,7 +172,7 @@ uint32_t kv_key_plan(const char *name, uint8_t key[KV_KEY_QUOTA_MAX])
 {
     const size_t count = strnlen(name, KV_PLAN_NAME_MAX + 1);
     assert(count <= KV_PLAN_NAME_MAX);
-    key[0] = 'L';
+    key[0] = 'Y';
     memcpy(key + 1, name, count);
     return 1 + (uint32_t)count;
 }

@@ -3,7 +3,7 @@
 /*
  * What a quota limits, and the records of quotas (docs/format.md); integers little-endian:
  *
- * Plan, under "L" name:
+ * Plan, under "Y" name:
  *     0  version   1  u8 length n of the name   2  name
  *     2 + n  six u64 limits; all ones: none     then u32 checksum of all before it
  *

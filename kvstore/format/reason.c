@@ -166,8 +166,8 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Free space, or raise ssd.bytes; the session goes on in memory, saves begin again by "
            "themselves."),
     REASON(SSD_READ_ONLY, FAILED_PRECONDITION,
-           "The SSD tier takes no writes since a write or flush failed.",
-           "See status and the log; restart after the device is repaired."),
+           "The SSD tier takes no writes: a write or flush failed, or a file of it is gone.",
+           "See status and the log: repair the device, or copy back what it names, then restart."),
     REASON(
         RESULT_UNKNOWN, UNAVAILABLE,
         "The write of this call's records failed in the middle: it happened or it did not, which "
@@ -188,6 +188,16 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
            "Wait at least the retry time in the answer, then try again."),
     REASON(SESSIONS_FULL, RESOURCE_EXHAUSTED, "The daemon knows 1048576 sessions, its limit.",
            "A session goes 30 days after its rows: use fewer ids, or start a second daemon."),
+    REASON(SUB_SESSIONS_FULL, RESOURCE_EXHAUSTED,
+           "A user has at most 64 sub and ephemeral sessions for each of its main ones, and 64 "
+           "without one.",
+           "Delete those that are not needed any more."),
+    REASON(PIN_LIMIT, RESOURCE_EXHAUSTED,
+           "Pins may hold a quarter of what a user may have in a tier, 64 checkpoints of a user "
+           "and 1,024 in all.",
+           "Let pins end, or end one with ttl_ms 0; pin checkpoints of shorter histories."),
+    REASON(PIN_INVALID, INVALID_ARGUMENT, "A pin lasts at most 10 minutes.",
+           "Ask for 1 to 600000 ms and pin again in time, or 0 to end it."),
 
     REASON(MESSAGE_MALFORMED, INVALID_ARGUMENT, "The message is not a valid protobuf of its type.",
            "Build the client from the .proto files of this version."),

@@ -26,7 +26,7 @@
     X(STOP_TOKENS_INVALID) X(FROM_POSITION_INVALID) X(HEAD_EMPTY) X(HEAD_MOVED) X(CONTEXT_FULL)    \
     /* failures: room */                                                                           \
     X(HBM_FULL) X(SSD_FULL) X(SSD_READ_ONLY) X(SSD_SLOW) X(INDEX_FULL) X(QUEUE_FULL)               \
-    X(SESSIONS_FULL) X(RESULT_UNKNOWN)                                                             \
+    X(SESSIONS_FULL) X(RESULT_UNKNOWN) X(PIN_LIMIT) X(PIN_INVALID) X(SUB_SESSIONS_FULL)            \
     /* failures: transport and identity */                                                         \
     X(MESSAGE_MALFORMED) X(MESSAGE_TOO_LARGE) X(TOKEN_MISSING) X(TOKEN_UNKNOWN) X(ROLE_DENIED)     \
     X(DEADLINE) X(CANCELLED) X(SHUTTING_DOWN) X(NOT_IMPLEMENTED) X(UNKNOWN_METHOD)                 \

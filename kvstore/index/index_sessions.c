@@ -113,15 +113,6 @@ void kv_index_session_pages(struct kv_index *index, struct kv_session_entry *ent
     if (!had && user->pages > 0) index->users_with_pages++;
 }
 
-#define KIND_MAIN 1
-
-void kv_index_session_kind(struct kv_session_entry *entry, uint8_t kind)
-{
-    entry->user->main_sessions -= entry->kind == KIND_MAIN;
-    entry->kind = kind;
-    entry->user->main_sessions += kind == KIND_MAIN;
-}
-
 /* ---- trees ---- */
 
 static struct kv_tree *tree_find(const struct kv_index *index, const struct kv_session_id *id)
@@ -302,6 +293,7 @@ static bool is_idle(const struct kv_session *session, uint64_t now_ms)
     const struct kv_tree *tree = session->tree;
     if (session->live != NULL || session->busy != NULL || session->flows > 0) return false;
     if (session->deleting || session->sweep_after_ms > now_ms) return false;
+    if (session->page_objects > 0) return false;
     if (tree->commits > 0 || tree->waiters != NULL || tree->load == KV_LOAD_RUNNING) return false;
     if (tree->load == KV_LOAD_NONE) return true;
     return tree->session_count == 1 && tree->roots == NULL && !tree->unreadable;
@@ -433,12 +425,49 @@ struct kv_session *kv_index_session_fork(struct kv_index *index, const struct kv
     return add_to(index, &source->tree->id, id, source->user, name, parent_name);
 }
 
+static void page_give(struct kv_index *index, struct kv_page *page, struct kv_session *to)
+{
+    struct kv_session *from = page->session;
+    page->session = to;
+    from->page_objects--;
+    to->page_objects++;
+    kv_index_session_pages(index, &from->entry, from->pages - 1);
+    kv_index_session_pages(index, &to->entry, to->pages + 1);
+}
+
+void kv_index_page_give(struct kv_index *index, uint32_t page, struct kv_session *to)
+{
+    page_give(index, kv_index_page(index, page), to);
+}
+
+void kv_index_pages_give(struct kv_index *index, struct kv_session *from, struct kv_session *to)
+{
+    for (uint32_t i = 0; i < index->pages_touched && from->page_objects > 0; i++) {
+        struct kv_page *page = &index->pages[i];
+        if (page->used && page->session == from) page_give(index, page, to);
+    }
+}
+
+void kv_index_entry_kind(struct kv_session_entry *entry, uint8_t kind)
+{
+    struct kv_user *user = entry->user;
+    if (entry->kind == KV_SESSION_MAIN) user->mains--;
+    if (entry->kind > KV_SESSION_MAIN) user->others--;
+    entry->kind = kind;
+    if (kind == KV_SESSION_MAIN) user->mains++;
+    if (kind > KV_SESSION_MAIN) user->others++;
+}
+
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
 {
     struct kv_session_entry **link = bucket_of(index, &session->id);
+    struct kv_session *other = kv_index_head_next(session->tree, NULL);
     assert(session->node_count == 0);
+    if (other == session) other = kv_index_head_next(session->tree, other);
+    if (other != NULL) kv_index_pages_give(index, session, other);
+    assert(session->page_objects == 0);
+    kv_index_entry_kind(&session->entry, 0);
     kv_index_session_pages(index, &session->entry, 0);
-    kv_index_session_kind(&session->entry, 0);
     while (*link != &session->entry)
         link = &(*link)->next;
     *link = session->next;
@@ -446,22 +475,6 @@ void kv_index_session_remove(struct kv_index *index, struct kv_session *session)
     index->session_bytes -= sizeof(struct kv_session_entry);
     tree_leave(index, &session->entry);
     session_free(index, session);
-}
-
-static void page_give(struct kv_index *index, struct kv_page *page, struct kv_session *to)
-{
-    struct kv_session *from = page->session;
-    page->session = to;
-    kv_index_session_pages(index, &from->entry, from->pages - 1);
-    kv_index_session_pages(index, &to->entry, to->pages + 1);
-}
-
-void kv_index_pages_give(struct kv_index *index, struct kv_session *from, struct kv_session *to)
-{
-    for (uint32_t i = 0; i < index->pages_touched && from->pages > 0; i++) {
-        struct kv_page *page = &index->pages[i];
-        if (page->used && page->session == from) page_give(index, page, to);
-    }
 }
 
 void kv_index_node_give(struct kv_index *index, struct kv_node *node, struct kv_session *to)

@@ -94,3 +94,17 @@ bool kv_manifest_scan_next(const struct kv_manifest_scan *scan, uint32_t *offset
     assert(*offset <= scan->used_bytes);
     return true;
 }
+
+uint32_t kv_manifest_scan_behind(const struct kv_manifest_put *last, uint8_t *start, uint32_t room)
+{
+    uint32_t bytes = room;
+    if (last->key_bytes < room) {
+        memcpy(start, last->key, last->key_bytes);
+        start[last->key_bytes] = 0; /* The next key there can be. */
+        return last->key_bytes + 1;
+    }
+    memcpy(start, last->key, room);
+    while (bytes > 1 && ++start[bytes - 1] == 0)
+        bytes--;
+    return bytes;
+}

@@ -49,7 +49,7 @@ struct kv_manifest_batch {
     struct kv_mailbox *reply;
     const struct kv_manifest_put *puts;
     uint32_t put_count;
-    bool resumes;     /* After failures on a full file system: it and what follows is written. */
+    bool resumes; /* After failures on a full file system: it and what follows is written. */
     /* Result.  KV_BUSY: no room, KV_INVALID: a write failed before, and nothing was written; KV_IO:
      * written or not, the next start finds out. */
     kv_status status;
@@ -87,6 +87,11 @@ void kv_manifest_scan_post(struct kv_manifest *manifest, struct kv_manifest_scan
 /* Walks a scan's buffer: returns false at the end. *offset starts at 0. */
 bool kv_manifest_scan_next(const struct kv_manifest_scan *scan, uint32_t *offset,
                            struct kv_manifest_put *ret_record);
+
+/* Where a scan goes on behind a record of the last one: writes at most `room` bytes, more than any
+ * key of ours has, and returns how many.  A longer key is none of ours: behind all that begin so.
+ */
+uint32_t kv_manifest_scan_behind(const struct kv_manifest_put *last, uint8_t *start, uint32_t room);
 
 /* Start-up and tools, before any post: blocking on the calling thread. visit returns KV_OK to go
  * on; anything else stops the scan and is returned. */

@@ -390,6 +390,7 @@ uint32_t kv_index_page_add(struct kv_index *index, struct kv_session *session)
                                           .hbm_slot = KV_HBM_SLOT_NONE,
                                           .used = true};
     kv_index_session_pages(index, &session->entry, session->pages + 1);
+    session->page_objects++;
     index->page_count++;
     return page;
 }
@@ -412,6 +413,7 @@ void kv_index_page_unref(struct kv_index *index, uint32_t page)
     if (--object->refs > 0) return;
     if (index->page_freed != NULL) index->page_freed(index->page_freed_context, page, object);
     kv_index_session_pages(index, &object->session->entry, object->session->pages - 1);
+    object->session->page_objects--;
     object->used = false;
     object->position = index->page_free;
     index->page_free = page;

@@ -51,7 +51,7 @@ struct kv_user {
     bool erasing;                    /* No session of it is made. */
     void *keys;                      /* The store's: data keys, the newest first; NULL: none. */
     uint32_t pages;                  /* Of all sessions, as below. */
-    uint32_t main_sessions;          /* Of kind MAIN; kv_index_session_kind(). */
+    uint32_t mains, others;          /* Sessions of kind main, and of the others. */
     struct kv_rate requests, tokens; /* What his quota still lets through. */
     struct kv_user *next;
 };
@@ -86,6 +86,8 @@ struct kv_node {
 enum kv_load_state { KV_LOAD_NONE, KV_LOAD_RUNNING, KV_LOAD_DONE };
 
 struct kv_session_entry;
+
+#define KV_SESSION_MAIN 1u /* Of kv_session_entry.kind; above it: sub, ephemeral. */
 
 /* What sessions that share checkpoints have in common: the checkpoints.  In memory while one of its
  * sessions is open, and always where it is not simply the tree of the one session of its id. */
@@ -152,6 +154,8 @@ struct kv_session {
     uint32_t origin_tokens;
     struct kv_checkpoint_id origin_id;
     char *name, *parent_name; /* Heap; NULL before. */
+    uint32_t page_objects; /* That count as made by it, and point here; also after their tree left
+                              memory, while a late read holds them. */
     /* Only while its tree is loaded. */
     struct kv_node *head; /* Deepest checkpoint of the head's branch; NULL: position 0. */
     uint32_t node_count;  /* That it made. */
@@ -198,6 +202,8 @@ struct kv_session_entry *kv_index_entry_find(const struct kv_index *index,
  * reached. */
 struct kv_session_entry *kv_index_entry_add(struct kv_index *index, const struct kv_session_id *id,
                                             struct kv_user *user, const struct kv_session_id *tree);
+/* Sets what the session is for; its user's sessions are counted by it. */
+void kv_index_entry_kind(struct kv_session_entry *entry, uint8_t kind);
 /* Start-up, while none is open: below the number of sessions, another one for each. */
 uint32_t kv_index_entry_number(const struct kv_index *index, const struct kv_session_entry *entry);
 /* In no particular order; start with *bucket = 0, last = NULL.  `last` may have been opened. */
@@ -213,12 +219,11 @@ struct kv_session *kv_index_session_find(struct kv_index *index, const struct kv
 struct kv_session *kv_index_session_add(struct kv_index *index, const struct kv_session_id *id,
                                         struct kv_user *user, const char *name,
                                         const char *parent_name);
-/* Of a new one; it counts for its user as what it is until it is removed. */
-void kv_index_session_kind(struct kv_session_entry *entry, uint8_t kind);
 /* What is only in its record.  False: no memory. */
 bool kv_index_session_detail(struct kv_index *index, struct kv_session *session, const char *name,
                              const char *parent_name);
-/* It made no node that is in memory. */
+/* It made no node that is in memory, and no page but such as others of its tree hold: these are
+ * another one's then. */
 void kv_index_session_remove(struct kv_index *index, struct kv_session *session);
 /* The history of a tree, to be added to; made if there is none.  NULL: no memory. */
 struct kv_history *kv_index_history(struct kv_index *index, struct kv_tree *tree);
@@ -250,6 +255,8 @@ struct kv_session *kv_index_session_fork(struct kv_index *index, const struct kv
 /* From now on it counts as made by another session of the tree, with the pages of its edge that
  * were made by its maker. */
 void kv_index_node_give(struct kv_index *index, struct kv_node *node, struct kv_session *to);
+/* Likewise a page, whatever lists it. */
+void kv_index_page_give(struct kv_index *index, uint32_t page, struct kv_session *to);
 /* Likewise all pages that still count as made by `from`. */
 void kv_index_pages_give(struct kv_index *index, struct kv_session *from, struct kv_session *to);
 /* A session other than `but` (NULL: any) whose head is at or below the node; NULL: none. */

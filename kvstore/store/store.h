@@ -19,6 +19,7 @@
 #include "kvstore/format/key_record.h"
 #include "kvstore/format/layout.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/format/old_branch.h"
 #include "kvstore/format/quarantine.h"
 #include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
@@ -103,6 +104,14 @@ struct kv_batches {
     struct kv_batch *first, *last;
 };
 
+/* A checkpoint that somebody wants to stay, until a time.  In memory only. */
+struct kv_pin {
+    struct kv_user_id user;
+    struct kv_session_id tree;
+    struct kv_checkpoint_id node;
+    uint64_t until_ms;
+};
+
 struct kv_store {
     struct kv_store_options options;
     struct kv_layout layout;
@@ -136,6 +145,10 @@ struct kv_store {
     /* Of the quarantined places the first KV_QUARANTINE_LISTED_MAX; store_quarantine.c. */
     struct kv_record_quarantine *quarantined;
     uint32_t quarantined_count;
+    struct kv_record_old_branch *old_branches; /* In no order; store_old_branch.c. */
+    uint32_t old_branch_count, old_branch_capacity;
+    struct kv_pin pins[KV_PINS_MAX]; /* In no order; store_pins.c. */
+    uint32_t pin_count;
     /* The last sessions that went, oldest first; heap, KV_DELETED_MAX; store_history.c. */
     struct kv_deleted *deleted;
     uint32_t deleted_count;
@@ -404,6 +417,36 @@ void kv_store_quarantine(struct kv_store *store, uint32_t page, enum kv_found_by
  * list no other one for its position. */
 uint32_t kv_store_page_owners(const struct kv_store *store, uint32_t page);
 
+/* ---- store_old_branch.c: what compactions left, for a while ---- */
+
+/* Notes it, or its new time, with the batch.  KV_BUSY: KV_OLD_BRANCHES_MAX are noted. */
+kv_status kv_batch_old_branch(struct kv_batch *batch, struct kv_store *store,
+                              const struct kv_record_old_branch *record) KV_MUST_CHECK;
+/* Entry `at` of store->old_branches is not to go any more, or has gone; the last entry takes its
+ * place. */
+void kv_store_old_branch_gone(struct kv_store *store, uint32_t at);
+kv_status kv_batch_delete_old_branches(struct kv_batch *batch, struct kv_store *store,
+                                       const struct kv_session_id *session) KV_MUST_CHECK;
+
+/* ---- store_pins.c ---- */
+
+/* The pin of this checkpoint; NULL: none that has not ended. */
+struct kv_pin *kv_store_pin_find(struct kv_store *store, const struct kv_node *node);
+/* Whether there is a pin in it: the tree stays in memory. */
+bool kv_store_pin_holds(const struct kv_store *store, const struct kv_tree *tree);
+/* Pinned until then, 0: not any more; rows, those above them and the window.  KV_BUSY:
+ * KV_PINS_MAX are. */
+kv_status kv_store_pin(struct kv_store *store, struct kv_node *node,
+                       uint64_t until_ms) KV_MUST_CHECK;
+/* What pins of a user hold, each page and window once; with `more` (NULL: none) pinned too. */
+struct kv_pin_use {
+    uint32_t pins;
+    uint64_t pages, windows;
+};
+struct kv_pin_use kv_store_pin_use(struct kv_store *store, const struct kv_user_id *user,
+                                   const struct kv_node *more);
+/* Drops those that ended. */
+void kv_store_pins_tick(struct kv_store *store);
 /* ---- store_release.c ---- */
 
 struct kv_release_result {

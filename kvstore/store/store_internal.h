@@ -71,6 +71,7 @@ bool kv_note_start(struct kv_store *store, uint64_t number, void (*done)(struct 
 void kv_note_close(struct kv_store *store);
 
 /* Start-up: the places that earlier runs found bad, before any is claimed. */
+kv_status kv_store_recover_old_branches(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
 kv_status kv_store_recover_quarantine(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
 
 /* ---- store_judge.c ---- */

@@ -117,9 +117,6 @@ kv_status kv_store_leave(struct kv_store *store, struct kv_session *session,
             status = give_node(store, batch, node);
         }
     }
-    struct kv_session *other = kv_index_head_next(tree, NULL);
-    if (other == session) other = kv_index_head_next(tree, other);
-    kv_index_pages_give(store->index, session, other); /* Held by live tables and reads. */
     if (status == KV_OK) status = records_of_heirs(batch, session);
     if (status == KV_OK) status = kv_batch_delete_session(batch, &session->id);
     if (status == KV_OK && deleted != NULL)

@@ -267,9 +267,7 @@ static void load_own_pages(const struct load *load, const uint32_t *pages, uint3
     for (uint32_t i = 0; i < count; i++) {
         struct kv_page *page = kv_index_page(index, pages[i]);
         if (page->refs > 1 || page->session == maker) continue;
-        kv_index_session_pages(index, &page->session->entry, page->session->pages - 1);
-        kv_index_session_pages(index, &maker->entry, maker->pages + 1);
-        page->session = maker;
+        kv_index_page_give(index, pages[i], maker);
     }
 }
 
@@ -566,7 +564,8 @@ static struct kv_session *least_recent_idle(struct kv_store *store)
     struct kv_session *victim = NULL, *session = NULL;
     while ((session = kv_index_open_next(store->index, session)) != NULL) {
         const struct kv_tree *tree = session->tree;
-        if (tree->load != KV_LOAD_DONE || tree->roots == NULL || kv_store_tree_in_use(tree))
+        if (tree->load != KV_LOAD_DONE || tree->roots == NULL || kv_store_tree_in_use(tree) ||
+            kv_store_pin_holds(store, tree))
             continue;
         if (victim == NULL || tree->touched_seq < victim->tree->touched_seq) victim = session;
     }

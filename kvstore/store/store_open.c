@@ -145,7 +145,7 @@ static kv_status visit_session(void *context, const struct kv_manifest_put *put)
     struct kv_session_entry *session =
         kv_index_entry_add(visit->store->index, &id, user, record.has_tree ? &record.tree : NULL);
     if (session == NULL) return KV_FAIL(visit->err, KV_NOMEM, "load sessions");
-    kv_index_session_kind(session, record.kind);
+    kv_index_entry_kind(session, record.kind);
     session->created_ms = record.created_ms;
     session->used_ms = record.used_ms;
     session->ttl_ms = record.ttl_ms;
@@ -194,6 +194,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     if (status == KV_OK) status = kv_store_quota_open(store, err);
     kv_store_history_feature(store);
     if (status == KV_OK) status = kv_store_recover_deleted(store, err);
+    if (status == KV_OK) status = kv_store_recover_old_branches(store, err);
     if (status == KV_OK) status = kv_store_recover(store, err);
     if (status != KV_OK) return status;
     store->checkpoints = store->recovery.checkpoints;
@@ -440,6 +441,7 @@ void kv_store_close(struct kv_store *store)
     kv_encrypter_close(store);
     kv_keys_close(store);
     free(store->quarantined);
+    free(store->old_branches);
     free(store->deleted);
     kv_store_quota_close(store);
     free(store);

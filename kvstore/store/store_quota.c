@@ -242,7 +242,7 @@ kv_status kv_store_quota_open(struct kv_store *store, struct kv_error *err)
     if (plan_put(store->quotas, &plan) != KV_OK) return KV_FAIL(err, KV_NOMEM, "default plan");
     if ((store->options.superblock.features & KV_FEATURE_QUOTAS) == 0) return KV_OK;
     kv_status status =
-        kv_manifest_scan_now(store->manifest, (const uint8_t *)"L", 1, visit_plan, store, err);
+        kv_manifest_scan_now(store->manifest, (const uint8_t *)"Y", 1, visit_plan, store, err);
     if (status == KV_OK)
         status =
             kv_manifest_scan_now(store->manifest, (const uint8_t *)"B", 1, visit_user, store, err);

@@ -156,11 +156,10 @@ static void scanned(struct kv_msg *msg)
     }
     if (scrub->entry_count > 0)
         qsort(scrub->entries, scrub->entry_count, sizeof(*scrub->entries), compare_places);
-    scrub->scanned = !scrub->scan.more || last.key == NULL || last.key_bytes > KV_RECORD_KEY_MAX;
-    if (scrub->scanned) return;
-    memcpy(scrub->start, last.key, last.key_bytes);
-    scrub->start[last.key_bytes] = 0; /* The next key after the last one. */
-    scrub->scan.start_bytes = last.key_bytes + 1;
+    scrub->scanned = !scrub->scan.more || last.key == NULL;
+    if (!scrub->scanned)
+        scrub->scan.start_bytes =
+            kv_manifest_scan_behind(&last, scrub->start, sizeof(scrub->start));
 }
 
 static void scan_next(struct kv_scrub *scrub)

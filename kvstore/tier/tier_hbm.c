@@ -48,7 +48,8 @@ static kv_status map_arena(struct kv_hbm *hbm, struct kv_error *err)
     void *base =
         mmap(NULL, hbm->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
-        return KV_FAIL_ERRNO(err, KV_NOMEM, "hbm: map %llu bytes",
+        return KV_FAIL_ERRNO(err, KV_NOMEM,
+                             "hbm.bytes: no memory for %llu bytes; set a smaller one",
                              (unsigned long long)hbm->map_bytes);
     hbm->base = base;
     /* Both are advice: without huge pages it is slower, without DONTDUMP a core file is bigger
@@ -93,7 +94,12 @@ kv_status kv_hbm_create(const struct kv_hbm_options *options, struct kv_hbm **re
     hbm->cached_last = KV_HBM_SLOT_NONE;
     hbm->slots = calloc(slots, sizeof(*hbm->slots));
     if (hbm->slots == NULL) {
-        status = KV_FAIL(err, KV_NOMEM, "hbm: table of %llu slots", (unsigned long long)slots);
+        status =
+            KV_FAIL(err, KV_NOMEM,
+                    "hbm.bytes = %llu: no memory for the table of its %llu pages (%llu bytes); "
+                    "set a smaller one",
+                    (unsigned long long)options->bytes, (unsigned long long)slots,
+                    (unsigned long long)(slots * sizeof(*hbm->slots)));
         goto fail;
     }
     status = map_arena(hbm, err);

@@ -42,6 +42,7 @@ struct slot {
     struct links links[LIST_COUNT]; /* LIST_AGE.next also links the free slots. */
     uint64_t generation;
     uint64_t used_ns;
+    uint64_t held_ns; /* Until then it neither expires nor makes room. */
     struct kv_pool_ref *ref;
 };
 
@@ -212,6 +213,7 @@ static void let_go(struct kv_pool *pool, struct kv_pool_ref *ref, enum kv_reason
 
 static bool is_expired(const struct kv_pool *pool, const struct slot *slot, uint64_t now_ns)
 {
+    if (now_ns < slot->held_ns) return false;
     return now_ns > slot->used_ns && now_ns - slot->used_ns >= pool->ttl_ns;
 }
 
@@ -225,10 +227,11 @@ static bool check_life(struct kv_pool *pool, struct kv_pool_ref *ref, uint64_t n
     return false;
 }
 
-static uint32_t first_unpinned(const struct kv_pool *pool, enum list_name name)
+static uint32_t first_unpinned(const struct kv_pool *pool, enum list_name name, uint64_t now_ns)
 {
     uint32_t slot = pool->lists[name].first;
-    while (slot != KV_POOL_SLOT_NONE && pool->slots[slot].pins > 0)
+    while (slot != KV_POOL_SLOT_NONE &&
+           (pool->slots[slot].pins > 0 || now_ns < pool->slots[slot].held_ns))
         slot = pool->slots[slot].links[name].next;
     return slot;
 }
@@ -240,8 +243,8 @@ static bool make_room(struct kv_pool *pool, uint64_t now_ns)
         if (kv_pool_tick(pool, now_ns, 1) == 0) break;
     if (pool->free_count > 0) return true;
 
-    uint32_t victim = first_unpinned(pool, LIST_DEMOTED);
-    if (victim == KV_POOL_SLOT_NONE) victim = first_unpinned(pool, LIST_AGE);
+    uint32_t victim = first_unpinned(pool, LIST_DEMOTED, now_ns);
+    if (victim == KV_POOL_SLOT_NONE) victim = first_unpinned(pool, LIST_AGE, now_ns);
     if (victim == KV_POOL_SLOT_NONE) return false;
     let_go(pool, pool->slots[victim].ref, KV_REASON_CAPACITY);
     pool->evicted_capacity++;
@@ -275,7 +278,10 @@ void kv_pool_commit(struct kv_pool *pool, uint32_t slot, uint64_t generation,
     struct slot *written = slot_at(pool, slot);
     assert(written->state == SLOT_RESERVED);
 
-    if (ref->slot != KV_POOL_SLOT_NONE) let_go(pool, ref, KV_REASON_NONE);
+    if (ref->slot != KV_POOL_SLOT_NONE) {
+        written->held_ns = slot_of(pool, ref)->held_ns;
+        let_go(pool, ref, KV_REASON_NONE);
+    }
     written->state = SLOT_LIVE;
     written->pins = 0;
     written->generation = generation;
@@ -336,7 +342,14 @@ uint64_t kv_pool_ttl_ms(const struct kv_pool *pool, const struct kv_pool_ref *re
     assert(ref->slot < pool->slot_count);
     const struct slot *slot = &pool->slots[ref->slot];
     const uint64_t age_ns = now_ns > slot->used_ns ? now_ns - slot->used_ns : 0;
-    return age_ns < pool->ttl_ns ? (pool->ttl_ns - age_ns) / 1000000u : 0;
+    const uint64_t held_ns = slot->held_ns > now_ns ? slot->held_ns - now_ns : 0;
+    const uint64_t left_ns = age_ns < pool->ttl_ns ? pool->ttl_ns - age_ns : 0;
+    return KV_MAX(left_ns, held_ns) / 1000000u;
+}
+
+void kv_pool_hold(struct kv_pool *pool, const struct kv_pool_ref *ref, uint64_t until_ns)
+{
+    if (ref->slot != KV_POOL_SLOT_NONE) slot_of(pool, ref)->held_ns = until_ns;
 }
 
 void kv_pool_drop(struct kv_pool *pool, struct kv_pool_ref *ref, enum kv_reason why)
@@ -353,7 +366,7 @@ void kv_pool_demote(struct kv_pool *pool, struct kv_pool_ref *ref)
 {
     if (ref->slot == KV_POOL_SLOT_NONE) return;
     struct slot *slot = slot_of(pool, ref);
-    if (slot->demoted) return;
+    if (slot->demoted || slot->held_ns > slot->used_ns) return;
     slot->demoted = true;
     list_append(pool, LIST_DEMOTED, ref->slot);
 }
@@ -368,10 +381,12 @@ void kv_pool_move(struct kv_pool *pool, struct kv_pool_ref *from, struct kv_pool
 uint32_t kv_pool_tick(struct kv_pool *pool, uint64_t now_ns, uint32_t max)
 {
     uint32_t count = 0;
-    while (count < max) {
-        const uint32_t oldest = pool->lists[LIST_AGE].first;
-        if (oldest == KV_POOL_SLOT_NONE) break;
-        if (check_life(pool, pool->slots[oldest].ref, now_ns)) break;
+    uint32_t oldest = pool->lists[LIST_AGE].first;
+    while (count < max && oldest != KV_POOL_SLOT_NONE) {
+        struct slot *slot = &pool->slots[oldest];
+        oldest = slot->links[LIST_AGE].next;
+        if (now_ns < slot->held_ns) continue; /* Few are. */
+        if (check_life(pool, slot->ref, now_ns)) break;
         count++;
     }
     return count;

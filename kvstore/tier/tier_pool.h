@@ -60,6 +60,10 @@ bool kv_pool_has(struct kv_pool *pool, struct kv_pool_ref *ref, uint64_t now_ns)
 /* Milliseconds to live; 0 when none. */
 uint64_t kv_pool_ttl_ms(const struct kv_pool *pool, const struct kv_pool_ref *ref, uint64_t now_ns);
 
+/* It neither expires nor makes room before that time, and is not demoted meanwhile; 0: no longer
+ * so.  An image that replaces it is held as well. */
+void kv_pool_hold(struct kv_pool *pool, const struct kv_pool_ref *ref, uint64_t until_ns);
+
 /* Forgets the image (zeroes the slot); ref->lost = why.  A pinned slot is freed at unpin. */
 void kv_pool_drop(struct kv_pool *pool, struct kv_pool_ref *ref, enum kv_reason why);
 /* First in line for eviction from now on; it still serves while there. */

@@ -4,6 +4,7 @@
 
 #include "tests/driver/scratch.h"
 #include "tests/harness.h"
+#include "tests/planted.h"
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -42,12 +43,15 @@ static const char common[] =
     "  --dir DIR      where the state goes (default /tmp); the log goes to another file system\n"
     "  --verbose, --keep  say more; keep the directories\n"
     "\n"
-    "exit code: 0 nothing lost, 1 a loss or a refusal, 2 wrong usage, 77 not possible here\n";
+    "exit code: 0 nothing lost, 1 a loss or a refusal, 2 wrong usage, 77 not possible here\n"
+    "\n"
+    "planted bugs that it finds:\n";
 
 static _Noreturn void usage(const struct cr_options *options, const char *help, int code)
 {
     (void)fprintf(code == 0 ? stdout : stderr, "usage: %s [--%s N] [--seed S] ...\n\n%s%s",
                   options->program, options->unit, help, common);
+    planted_list(options->program, code == 0 ? stdout : stderr);
     exit(code);
 }
 
@@ -103,6 +107,8 @@ void cr_parse(int argc, char **argv, const char *help, struct cr_options *option
         if (!take(options, option)) usage(options, help, CR_EXIT_USAGE);
     }
     if (optind < argc || options->count == 0) usage(options, help, CR_EXIT_USAGE);
+    if (options->plant != NULL && !planted_check(options->program, options->plant))
+        exit(CR_EXIT_USAGE);
     /* Slow builds run fewer: CACHED_TEST_DIVISOR, as in every test.  A search for a planted bug
      * ends where it is found, and is as long everywhere. */
     if (options->plant == NULL) options->count = (uint32_t)harness_count(options->count);

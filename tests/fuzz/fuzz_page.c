@@ -82,7 +82,7 @@ static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
     if (index == 3) { /* One that is encrypted. */
         const uint8_t key[KV_KEY_BYTES] = {7};
         const struct kv_page_cipher cipher = {.key_id = 1, .ssd_page = 5};
-        struct kv_aead *aead;
+        struct kv_aead *aead = NULL;
         uint8_t *plain = malloc(layout.page_bytes);
         EXPECT(plain != NULL && kv_aead_create(&aead, NULL) == KV_OK);
         memcpy(plain, buf, layout.page_bytes);

@@ -75,6 +75,15 @@ static void check_accepted(const struct request *req)
         EXPECT((in->u.open.kind == 2) == (in->u.open.parent_name != NULL));
         if (in->u.open.parent_name != NULL) check_name(in->u.open.parent_name);
     }
+    if (in->request_id != NULL) {
+        EXPECT(strlen(in->request_id) >= 1 && strlen(in->request_id) <= KV_REQUEST_ID_MAX);
+        EXPECT(in->field_count <= KV_REQUEST_FIELDS_MAX);
+        for (uint32_t i = 0; i < in->field_count; i++)
+            EXPECT(in->fields[i].name != NULL);
+    }
+    if (req->method == REQUEST_COMPACT)
+        EXPECT(in->u.compact.keep_ms >= 1 && in->u.compact.keep_ms <= KV_TTL_MS_MAX);
+    if (req->method == REQUEST_PIN) EXPECT(in->u.node.ttl_ms <= KV_PIN_MS_MAX);
     if (req->method == REQUEST_DISK_USAGE && in->u.usage.has_user)
         EXPECT(strlen(in->u.usage.user_name) <= KV_USER_NAME_MAX);
     if (req->method == REQUEST_SCRUB) {
@@ -117,9 +126,9 @@ static void check_answer(struct request *req)
     req->out.stats = kv_arena_alloc(req->arena, sizeof(*req->out.stats));
     req->out.scrub = kv_arena_alloc(req->arena, sizeof(*req->out.scrub));
     req->out.usage = kv_arena_alloc(req->arena, sizeof(*req->out.usage));
-    EXPECT(req->out.stats != NULL && req->out.scrub != NULL && req->out.usage != NULL);
     req->out.why = kv_arena_alloc(req->arena, sizeof(*req->out.why));
     req->out.purge = kv_arena_alloc(req->arena, sizeof(*req->out.purge));
+    EXPECT(req->out.stats != NULL && req->out.scrub != NULL && req->out.usage != NULL);
     req->out.quota = kv_arena_alloc(req->arena, sizeof(*req->out.quota));
     EXPECT(req->out.why != NULL && req->out.purge != NULL && req->out.quota != NULL);
     const ProtobufCMessage *message = rpc_encode(req, &about, &snapshot);
@@ -155,6 +164,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     const bool ok = try(&whole, method, data + 2, bytes - 2, SIZE_MAX);
     EXPECT(try(&cut, method, data + 2, bytes - 2, 1u + data[1] % 32) == ok);
     EXPECT(whole.out.failure.reason == cut.out.failure.reason);
+    /* The same call, however it arrived. */
+    EXPECT_EQ_U32(whole.in.field_count, cut.in.field_count);
+    for (uint32_t i = 0; i < whole.in.field_count; i++)
+        EXPECT_EQ_U64(whole.in.fields[i].value, cut.in.fields[i].value);
     if (ok && method == REQUEST_PREFILL) {
         EXPECT_EQ_U32(cut.in.u.prefill.tokens.count, whole.in.u.prefill.tokens.count);
         EXPECT_EQ_MEM(cut.in.u.prefill.tokens.ids, whole.in.u.prefill.tokens.ids,
@@ -208,6 +221,7 @@ static size_t seed_decode(uint8_t *buf, size_t bytes_max)
     m.stop_tokens = stops;
     m.n_stop_tokens = 2;
     m.from_position = 17;
+    m.request_id = (char *)"request-2";
     return seed(REQUEST_DECODE, &m.base, buf, bytes_max);
 }
 
@@ -276,7 +290,15 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
     plan.limits = quota.limits = limits;
     plan.n_limits = quota.n_limits = 1;
     users.page_size = 5;
-    drop.session_id = (char *)"s";
+    static uint8_t id[16] = {1, 2};
+    Cached__Session__V1__CompactRequest compact = CACHED__SESSION__V1__COMPACT_REQUEST__INIT;
+    Cached__Session__V1__PinRequest pin = CACHED__SESSION__V1__PIN_REQUEST__INIT;
+    Cached__Session__V1__TouchRequest touch = CACHED__SESSION__V1__TOUCH_REQUEST__INIT;
+    drop.session_id = compact.session_id = pin.session_id = touch.session_id = (char *)"s";
+    compact.keep_old_for_ms = 60000;
+    compact.request_id = drop.request_id = (char *)"r";
+    pin.checkpoint_id = touch.checkpoint_id = (ProtobufCBinaryData){sizeof(id), id};
+    pin.ttl_ms = 600000;
     drop.dry_run = true;
     erase.user = usage.user = (char *)"alice";
     scrub.action = CACHED__ADMIN__V1__SCRUB_ACTION__SCRUB_ACTION_START;
@@ -286,11 +308,19 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
         enum request_method method;
         const ProtobufCMessage *message;
     } all[] = {
-        {REQUEST_DELETE_SESSION, &drop.base}, {REQUEST_ERASE_USER, &erase.base},
-        {REQUEST_ROTATE_KEY, &rotate.base},   {REQUEST_SCRUB, &scrub.base},
-        {REQUEST_DISK_USAGE, &usage.base},    {REQUEST_WHY, &why.base},
-        {REQUEST_PURGE_MODEL, &purge.base},   {REQUEST_SET_QUOTA, &quota.base},
-        {REQUEST_GET_QUOTA, &why.base},       {REQUEST_SET_PLAN, &plan.base},
+        {REQUEST_DELETE_SESSION, &drop.base},
+        {REQUEST_COMPACT, &compact.base},
+        {REQUEST_PIN, &pin.base},
+        {REQUEST_TOUCH, &touch.base},
+        {REQUEST_ERASE_USER, &erase.base},
+        {REQUEST_SCRUB, &scrub.base},
+        {REQUEST_ROTATE_KEY, &rotate.base},
+        {REQUEST_DISK_USAGE, &usage.base},
+        {REQUEST_WHY, &why.base},
+        {REQUEST_PURGE_MODEL, &purge.base},
+        {REQUEST_SET_QUOTA, &quota.base},
+        {REQUEST_GET_QUOTA, &why.base},
+        {REQUEST_SET_PLAN, &plan.base},
         {REQUEST_LIST_USERS, &users.base},
     };
     if (index >= KV_ARRAY_COUNT(all)) return 0;

@@ -262,6 +262,10 @@ int clock_gettime(clockid_t id, struct timespec *ts)
     const long long ns = ts->tv_sec * 1000000000ll + ts->tv_nsec + off[id == CLOCK_BOOTTIME];
     ts->tv_sec = ns / 1000000000;
     ts->tv_nsec = ns % 1000000000;
+    if (ts->tv_nsec < 0) { /* Before 1970: as the kernel has it. */
+        ts->tv_sec--;
+        ts->tv_nsec += 1000000000;
+    }
     return rc;
 }
 """

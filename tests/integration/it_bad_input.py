@@ -100,6 +100,37 @@ def request_id_reused(w):
           code="ALREADY_EXISTS", reason="REQUEST_ID_REUSED", field="ttl_ms", limit="0", value="5")
 
 
+@case("SUB_SESSIONS_FULL")
+def sub_sessions_full(w):
+    user = w.daemon.client("bob").session
+    for i in range(64):
+        user.OpenSession(pb.OpenSessionRequest(session_id=f"e{i}", kind=pb.SESSION_KIND_EPHEMERAL))
+    fails(user.OpenSession, pb.OpenSessionRequest(
+        session_id="e64", kind=pb.SESSION_KIND_EPHEMERAL), code="RESOURCE_EXHAUSTED",
+        reason="SUB_SESSIONS_FULL", field="sub and ephemeral sessions", limit="64", value="65")
+    for i in range(64):
+        user.DeleteSession(pb.DeleteSessionRequest(session_id=f"e{i}"))
+
+
+@case("PIN_INVALID")
+def pin_invalid(w):
+    fails(w.alice.Pin, pb.PinRequest(session_id="s", checkpoint_id=bytes(16), ttl_ms=600001),
+          code=INVALID, reason="PIN_INVALID", field="ttl_ms", limit="600000", value="600001")
+
+
+@case("PIN_LIMIT")
+def pin_limit(w):
+    w.alice.OpenSession(pb.OpenSessionRequest(session_id="pins"))
+    for i in range(65):
+        made = w.alice.Prefill(prefill(session_id="pins", tokens=pack(range(2 * i + 2))))
+        request = pb.PinRequest(session_id="pins", checkpoint_id=made.checkpoints[0].id,
+                                ttl_ms=600000)
+        if i < 64:
+            w.alice.Pin(request)
+    fails(w.alice.Pin, request, code="RESOURCE_EXHAUSTED", reason="PIN_LIMIT", field="pins",
+          limit="64", value="65")
+
+
 @case("TTL_INVALID")
 def ttl_invalid(w):
     most = 30 * 24 * 3600 * 1000
@@ -108,6 +139,9 @@ def ttl_invalid(w):
           value=str(most + 1))
     check(w.alice.OpenSession(pb.OpenSessionRequest(session_id="t", ttl_ms=most)).created,
           "30 days are fine")
+    fails(w.alice.Compact, pb.CompactRequest(session_id="t", keep_old_for_ms=most + 1),
+          code=INVALID, reason="TTL_INVALID", field="keep_old_for_ms", limit=str(most),
+          value=str(most + 1))
 
 
 @case("SESSION_BUSY")
@@ -600,7 +634,8 @@ def not_implemented(w):
     served = {"OpenSession", "Lookup", "Prefill", "Decode", "Checkpoint", "WaitDurable",
               "Rollback", "CloseSession", "ListSessions", "GetSession", "GetStats", "GetConfig",
               "AdvanceClock", "Scrub", "DiskUsage",
-              "DeleteSession", "EraseUser", "RotateKey", "Fork", "Why", "PurgeModel",
+              "DeleteSession", "EraseUser", "Compact", "Pin", "Touch", "GetUsage",
+              "RotateKey", "Fork", "Why", "PurgeModel",
               "SetQuota", "GetQuota", "DeleteQuota", "SetPlan", "ListPlans", "ListUsers"}
     from cached.transfer.v1 import transfer_pb2 as transfer_pb
     count = 0

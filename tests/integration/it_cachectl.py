@@ -15,7 +15,8 @@ import daemon as d
 from cli import CACHECTL, Tool, token_file
 
 EXCERPT = os.path.join(d.SOURCE, "tests", "data", "agentic_excerpt.jsonl")
-COMMANDS = ["status", "doctor", "session list", "session show", "session fork", "session delete",
+COMMANDS = ["status", "doctor", "session list", "session show", "session fork", "session checkpoint",
+            "session compact", "session pin", "session touch", "session usage", "session delete",
             "user erase", "stats", "du", "scrub start", "scrub status", "scrub stop", "explain", "demo", "bench",
             "model inspect", "model verify", "trace convert", "trace stats", "trace replay"]
 
@@ -49,7 +50,8 @@ def test_help(user):
 
 def test_examples(user, ops):
     """The examples of the commands that read, as they stand in the help."""
-    for name in ("status", "doctor", "session list", "session show", "session delete", "stats", "du",
+    for name in ("status", "doctor", "session list", "session show", "session checkpoint",
+                 "session pin", "session touch", "session usage", "session delete", "stats", "du",
                  "scrub start", "scrub status", "scrub stop", "user erase", "explain"):
         tool = user if name.startswith("session") else ops
         text = tool.code(0, *name.split(), "--help").stdout
@@ -249,6 +251,40 @@ def test_replay(directory):
     d.equal(os.listdir(own), [], "directories left behind by an interrupted replay")
 
 
+def test_session_calls(user, server):
+    """Checkpoint, pin, touch, compact, usage: what they print, what show makes of it, wrong words."""
+    fill(server, "calls", list(range(3, 403)))
+    shown = user.json("session", "show", "calls", "--json")
+    first = shown["checkpoints"][0]["id"]
+    made = user.json("session", "checkpoint", "calls", "--json")
+    d.equal((made["position"], made["rows_level"]), (407, "SSD"), "checkpoint")
+    d.check("at 407 tokens, rows on SSD, with window" in
+            user.code(0, "session", "checkpoint", "calls").stdout, "checkpoint in words")
+    d.equal(user.json("session", "pin", "calls", first[:6], "--for", "300", "--json")["expire_ms"],
+            300000, "pinned")
+    d.check("pinned for 10m" in user.code(0, "session", "pin", "calls", "head").stdout, "in words")
+    text = user.code(0, "session", "show", "calls").stdout
+    d.check("pinned 5m" in text and "pinned 10m" in text, f"show says so: {text}")
+    use = user.json("session", "usage", "--json")
+    d.check(use["pins"] >= 2 and use["pinned_bytes_ssd"] > 0, f"usage: {use}")
+    d.check("not pinned any more" in
+            user.code(0, "session", "pin", "calls", first, "--for", "0").stdout, "ended")
+    d.check("rows live" in user.code(0, "session", "touch", "calls", first[:8]).stdout, "touched")
+    got = user.json("session", "compact", "calls", "--keep", "60", "--json")
+    d.equal((got["head_position"], got["epoch"]), (0, 2), "compacted")
+    shown = user.json("session", "show", "calls", "--json")
+    d.check(all(0 < c["leave_ms"] <= 60000 for c in shown["checkpoints"]), "what goes")
+    d.check("goes in " in user.code(0, "session", "show", "calls").stdout, "show says so")
+    d.check("head at 0 tokens" in user.code(0, "session", "compact", "chat-1").stdout, "in words")
+    for code, words in (
+            (2, ("pin", "calls", "xyz")), (3, ("pin", "calls", "0" * 32)), (2, ("pin", "calls", "")),
+            (3, ("touch", "calls", "head")), (3, ("pin", "nothing")), (2, ("pin", "a/b")),
+            (2, ("pin", "calls", first, "--for", "601")), (2, ("pin", "calls", first, "--for", "x")),
+            (2, ("compact", "calls", "--keep", "0")), (3, ("compact", "nothing")),
+            (3, ("checkpoint", "nothing")), (2, ("checkpoint",)), (2, ("usage", "calls"))):
+        user.code(code, "session", *words)
+
+
 def main():
     if not os.access(d.BINARY, os.X_OK):
         d.skip("the daemon is not built")
@@ -266,6 +302,7 @@ def main():
     test_stats_and_explain(ops)
     test_doctor(ops, server)
     test_exit_codes(user, ops, server, directory)
+    test_session_calls(user, server)
     server.kill()
     test_replay(directory)
     test_demo(directory)

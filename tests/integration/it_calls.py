@@ -35,19 +35,26 @@ def prefill_later(box, talk, prompt):
 
 @case
 def one_turn_at_a_time_per_session():
-    """A second Prefill, Decode or Rollback gets ABORTED, SESSION_BUSY; the rest runs beside it."""
+    """A second Prefill, Decode, Rollback or Compact gets ABORTED, SESSION_BUSY; the rest runs beside
+    it."""
     box, talk = opened(flags=LONG)
     prompt = tokens(200)
     first = talk.prefill(prompt).checkpoints[0]
     call = prefill_later(box, talk, prompt + tokens(3000))
     for second in (lambda: talk.prefill(prompt + tokens(5)), lambda: list(talk.stream(2)),
-                   lambda: talk.rollback(first.id)):
+                   lambda: talk.rollback(first.id),
+                   lambda: talk.call.Compact(pb.CompactRequest(session_id="s"))):
         expect(second, code="ABORTED", reason="SESSION_BUSY")
     resumed(talk.lookup(prompt[:150] + [2] + tokens(9)), REPLAY, 150, "Lookup beside it")
     equal(positions(talk.get().checkpoints), [200], "GetSession beside it")
     equal(talk.call.WaitDurable(pb.WaitDurableRequest(
         session_id="s", checkpoint_id=first.id, level=pb.LEVEL_SSD)).rows_level, pb.LEVEL_SSD,
         "WaitDurable beside it")
+    named = dict(session_id="s", checkpoint_id=first.id)
+    check(talk.call.Touch(pb.TouchRequest(**named)).rows_expire_ms > 0, "Touch beside it")
+    equal(talk.call.Pin(pb.PinRequest(ttl_ms=1000, **named)).expire_ms, 1000, "Pin beside it")
+    check(talk.call.Fork(pb.ForkRequest(new_session_id="f", **named)).created,
+          "Fork of a checkpoint beside it")
     other = Talk(box.client("bob"), "other")
     resumed(other.prefill(tokens(50)), MISS, 0, "another session beside it")
     check(not call.done(), "the long turn still ran meanwhile")
@@ -86,6 +93,73 @@ def cancelled_prefill_leaves_what_was_there():
         check(first.id in [c.id for c in talk.get().checkpoints], f"{way}: the first is listed")
         check(4200 not in positions(talk.get().checkpoints), f"{way}: the stopped turn left none")
         equal(len(talk.decode(3).tokens), 3, f"{way}: an answer")
+    box.stop()
+
+
+@case
+def late_writers_are_fenced():
+    """A Rollback raises the epoch: whoever still names the old one, or a later one, is refused by
+    every call that takes one, and nothing changes; without one a call is as good as ever."""
+    box, talk = opened()
+    prompt = tokens(200)
+    first = talk.prefill(prompt)
+    equal(first.epoch, 1, "epoch of a new session")
+    last = talk.decode(5, epoch=1).end.checkpoints[0]
+    equal(talk.rollback(first.checkpoints[0].id, epoch=1, keep=True).epoch, 2, "after the rollback")
+    before = talk.get()
+    named = dict(session_id="s")
+    for epoch in (1, 3, 2 ** 63):
+        for call in (
+                lambda: talk.prefill(prompt + tokens(5), epoch=epoch),
+                lambda: list(talk.stream(3, epoch=epoch)),
+                lambda: talk.call.Checkpoint(pb.CheckpointRequest(epoch=epoch, **named)),
+                lambda: talk.rollback(last.id, epoch=epoch, keep=True),
+                lambda: talk.call.Compact(pb.CompactRequest(epoch=epoch, **named)),
+                lambda: talk.call.Fork(pb.ForkRequest(new_session_id="f", epoch=epoch, **named))):
+            expect(call, code="FAILED_PRECONDITION", reason="STALE_EPOCH", field="epoch", limit="2",
+                   value=str(epoch))
+    after = talk.get()
+    equal(([c.id for c in after.checkpoints], after.head_checkpoint_id, after.epoch),
+          ([c.id for c in before.checkpoints], before.head_checkpoint_id, 2), "nothing changed")
+    equal(talk.prefill(prompt + tokens(5), epoch=2).epoch, 2, "the present one")
+    equal(talk.prefill(prompt + tokens(6)).epoch, 2, "none")
+    box.crash()
+    talk = Talk(box.client(), "s")
+    equal(talk.opened.epoch, 2, "after kill -9")
+    expect(talk.prefill, prompt, epoch=1, code="FAILED_PRECONDITION", reason="STALE_EPOCH")
+    equal(talk.decode(3, epoch=2).end.epoch, 2, "and it goes on")
+    box.stop()
+
+
+@case
+def a_cancelled_turn_leaves_the_last_one():
+    """Cancelled in the prompt or in the answer: the turn before is whole, what follows has the bits
+    it would have had, and all of it is there after kill -9."""
+    box, talk = opened(flags=LONG)
+    prompt = tokens(200)
+    reference = Talk(box.client("bob"), "whole")
+    reference.prefill(prompt)
+    answer = reference.decode(6).tokens
+    follows = prompt + answer + tokens(40)
+    reference.prefill(follows)
+    want = reference.decode(8)
+    talk.prefill(prompt)
+    made = talk.decode(6).end.checkpoints[0]
+    call = prefill_later(box, talk, follows[:206] + tokens(4000))
+    call.cancel()
+    again = untilfree(talk.prefill, follows)
+    equal(again.hit_tokens >= 204, True, f"hit {again.hit_tokens} after a cancelled prompt")
+    stream = talk.stream(3000)
+    next(stream)
+    stream.cancel()
+    untilfree(talk.rollback, made.id, keep=True)
+    resumed(talk.prefill(follows), EXACT, 244, "the next turn, whose prompt is stored")
+    equal(talk.decode(8).bits, want.bits, "its answer, to the bit")
+    box.crash()
+    talk = Talk(box.client(), "s")
+    check(made.id in [c.id for c in talk.get().checkpoints], "the last turn's checkpoint")
+    got = talk.lookup(follows + want.tokens)
+    equal((got.stored_tokens, got.diverged), (246 + 7, False), "stored after kill -9")
     box.stop()
 
 

@@ -5,6 +5,7 @@ itself (faults.py).  The clock of these daemons is `real`.
 """
 
 import os
+import re
 import subprocess
 import time
 
@@ -109,6 +110,22 @@ def behind_by_five_years_while_running():
 def ahead_by_four_days_while_running():
     """More than the 72 h that rows live, and no more than a daemon may have been down."""
     jumps_while_running(96 * HOUR)
+
+
+@case
+def before_1970_while_running():
+    """Times have no sign; the jump has: far behind, and nothing expires for it."""
+    clocks = Clocks()
+    box = box_with(clocks)
+    prompts = stored(box, 3)
+    offset = len(box.log())
+    clocks.jump(-(int(time.time()) + 10 * YEAR))
+    said(box, "clock_jumped", offset)
+    found = re.search(r"event=clock_jumped off_s=(-?\d+)", box.log(offset))
+    check(found and -time.time() - MINUTE < int(found.group(1)) < -50 * YEAR,
+          f"off by {found and found.group(1)} s")
+    all_there(box, prompts, "before 1970")
+    box.stop()
 
 
 @case

@@ -46,6 +46,9 @@ def mistakes():
         ("[hbm]\nbytse = 1GiB\n", 2, 'unknown key "hbm.bytse"; did you mean "hbm.bytes"?'),
         ("[ssd]\nsegment_byte = 1MiB\n", 2, 'did you mean "ssd.segment_bytes"?'),
         ("[sdd]\nsegment_bytes = 1MiB\n", 2, 'did you mean "ssd.segment_bytes"?'),
+        ("[SSD]\nBytes = 1GiB\n", 2, 'unknown key "SSD.Bytes"; did you mean "ssd.bytes"?'),
+        ("[state]\ndir = /" + "x" * 200 + "\n", 2, "and a path at most 160"),
+        ("[state]\ndir = /" + "x" * 160 + "\n", 2, "160"),
         ("token_file = x\n", 1, 'did you mean "server.token_file"?'),
         ("[hbm]\nbytes = much\n", 2, "hbm.bytes"),
         ("[hbm]\n\n# c\nbytes = 1KiB\n", 4, "1MiB to 64TiB"),
@@ -95,7 +98,8 @@ def mistakes():
 
 def flags():
     for argument, words in (("--hbm.byte=1MiB", "did you mean --hbm.bytes"),
-                            ("--hbm.bytes", "needs a value"), ("--hbm.bytes=x", "hbm.bytes"),
+                            ("--hbm.bytes", "needs a value"), ("--config", "--config needs a file"),
+                            ("--check-config=", "--check-config needs a file"), ("--hbm.bytes=x", "hbm.bytes"),
                             ("what", "--help"), ("--plant", "did you mean"),
                             ("--plant=skip_flush", "did you mean"), ("--Version", "did you mean")):
         code, out, err = run(argument)

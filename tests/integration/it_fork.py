@@ -243,6 +243,29 @@ def usage_by_who_made_it():
 
 
 @case
+def a_user_with_forks_is_erased():
+    """The dry run and the receipt count each checkpoint and page once; nothing is left."""
+    box, talk = opened()
+    for name in ("s", "t"):
+        talk = Talk(box.client(), name)
+        prompt = tokens(2 * PAGE)
+        made = talk.prefill(prompt).checkpoints[0]
+        for branch in range(3):
+            fork(talk, f"{name}{branch}", made.id)
+            attach(box.client(), f"{name}{branch}").prefill(prompt + tokens(PAGE))
+    whole = used(box)
+    dry = box.operator.EraseUser(admin_pb.EraseUserRequest(user="alice", dry_run=True))
+    equal((dry.sessions, dry.checkpoints, dry.bytes), (8, 8, whole.live_bytes), "dry run")
+    got = box.operator.EraseUser(admin_pb.EraseUserRequest(user="alice"))
+    equal((got.sessions, got.checkpoints, got.bytes), (8, 8, whole.live_bytes), "receipt")
+    equal(list(box.operator.DiskUsage(admin_pb.DiskUsageRequest()).rows), [], "all is gone")
+    box.crash()
+    equal((box.stats().sessions, box.stats().checkpoints), (0, 0), "after kill -9")
+    box.stop()
+    verified(box, "a user erased")
+
+
+@case
 def a_fork_of_a_fork():
     """Three sessions in a row; the one in the middle goes."""
     box, talk = opened()

@@ -296,14 +296,14 @@ def pid_file_of_somebody_else():
         with open(path, "wb") as f:
             f.write(content)
         code, said = d.Daemon({"server.pid_file": path}).refused()
-        check(code == 2 and f"server.pid_file {path} exists and is no pid file" in said,
+        check(code == 2 and f"server.pid_file {path} exists and holds no process id" in said,
               f"{content!r}: {code} {said!r}")
         with open(path, "rb") as f:
             equal(f.read(), content, "it is as it was")
     os.unlink(path)
     os.mkfifo(path)
     code, said = d.Daemon({"server.pid_file": path}).refused()
-    check(code == 2 and "is no pid file" in said, f"a FIFO: {code} {said!r}")
+    check(code == 2 and "holds no process id" in said, f"a FIFO: {code} {said!r}")
     os.unlink(path)
     daemon = d.Daemon({"server.pid_file": path}).start()
     daemon.kill()

@@ -48,6 +48,11 @@ def test_made_again():
     talk = process.communicate(timeout=60)[1]
     d.equal((process.returncode, talk), (1, "mkmodel: interrupted\n"), "a mkmodel that is ended")
     d.check(not os.path.exists(part), "no half of a file is left")
+    orphan = os.path.join(d.scratch(), "none", "model")
+    done = subprocess.run([MKMODEL, orphan], capture_output=True, text=True, check=False)
+    d.equal((done.returncode, done.stderr),
+            (1, f"mkmodel: {orphan}: the directory above it does not exist; make it first\n"),
+            "no directory above")
     for wrong in ((), ("--out", directory), ("--model", "tiny", directory), (directory, "more")):
         d.equal(subprocess.run([MKMODEL, *wrong], capture_output=True, check=False).returncode, 2,
                 f"mkmodel {wrong}")

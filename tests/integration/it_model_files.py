@@ -185,6 +185,10 @@ TABLE = [
     ("config with another rank", "tiny", config('"dspark_markov_rank": 32', '"dspark_markov_rank": 64'),
      r"tensor mtp\.2\.markov_head\.embed\.weight: expected BF16 \[512,64\]"),
     ("context of 0", "plain", context("0"), CONTEXT + r"1 to 2147483648, found 0"),
+    ("no epsilon", "tiny", config('"rms_norm_eps": 1e-20', '"rms_norm_eps": 0'),
+     r"rms_norm_eps must be a number 1e-30 to 1, found 0"),
+    ("rotation of half a turn", "tiny", config('"rope_theta": ', '"rope_theta": 0.5, "x": '),
+     r"rope_theta must be a number 1 to 1e\+09, found 0\.5"),
     ("negative context", "tiny", context("-1"), CONTEXT + r"1 to 2147483648, found -1"),
     ("context beyond 2^31", "tiny", context("2147483649"), CONTEXT + r"1 to 2147483648, found 2147483649"),
     ("context in words", "tiny", context('"1M"'), CONTEXT + r"an integer"),
@@ -330,6 +334,10 @@ def dump_of(directory, *options):
 
 def test_either(models):
     """BF16 or F32 where the specification leaves it to the header: equal values, equal bits."""
+    config_file = os.path.join(models["tiny"], CONFIG)
+    got = verify(config_file)
+    d.check(got.returncode == 7 and f"{config_file}: is a file; name the directory of the model"
+            in got.stderr, f"verify of a file: {got.returncode} {got.stderr}")
     wide = copy_of(models["tiny"], widened(EITHER))
     dtypes = [entry["dtype"] for name, entry in json.loads(split(os.path.join(wide, SINGLE))[0]).items()
               if re.search(EITHER, name)]

@@ -336,8 +336,10 @@ def run_refused(runs, ids):
     check(got.returncode == 2 and "would replace the tokens" in got.stderr, got.stderr)
     got = runs.call(out=runs.folder)
     check(got.returncode == 2 and "not a regular file" in got.stderr, got.stderr)
-    got = runs.call(out=os.path.join(runs.folder, "none", "out"))
-    check(got.returncode == 1 and "No such file" in got.stderr, got.stderr)
+    out = os.path.join(runs.folder, "none", "out")
+    got = runs.call(out=out)
+    check(got.returncode == 1 and f"make a file beside {out}: No such file" in got.stderr,
+          got.stderr)
     full = subprocess.run(
         ["bash", "-c", "ulimit -f 64; exec \"$@\"", "bash", CACHECTL, "model", "run", runs.model,
          "--tokens", runs.ids, "--dump", os.path.join(runs.folder, "out")],

@@ -110,7 +110,7 @@ def again(box, method, request):
 
 
 VOLATILE = {"times", "rows_expire_ms", "window_expire_ms", "age_ms", "idle_ms", "session_id",
-            "expire_ms", "pin_expire_ms", "next_page_token"}
+            "expire_ms", "pin_expire_ms", "leave_ms", "next_page_token"}
 
 
 def plain(message):
@@ -237,8 +237,31 @@ def get_session(box, name):
     return pb.GetSessionRequest(session_id=name)
 
 
+@retried("Compact")
+def compact(box, name):
+    with_turn(box, name)
+    return pb.CompactRequest(session_id=name, epoch=1, request_id="1")
+
+
+@retried("Pin")
+def pin(box, name):
+    _, _, last = with_turn(box, name)
+    return pb.PinRequest(session_id=name, checkpoint_id=last.id, ttl_ms=60000)
+
+
+@retried("Touch")
+def touch(box, name):
+    _, _, last = with_turn(box, name)
+    return pb.TouchRequest(session_id=name, checkpoint_id=last.id)
+
+
+@retried("GetUsage")
+def get_usage(_box, _name):
+    return pb.GetUsageRequest()
+
+
 # Calls of later versions: the day one is served, it needs an entry.
-LATER = {"Compact", "Pin", "Touch", "GetUsage"}
+LATER = set()
 
 
 @case
@@ -246,7 +269,7 @@ def every_call_has_an_entry():
     box, _ = opened("synthetic")
     service = pb.DESCRIPTOR.services_by_name["SessionService"]
     equal({m.name for m in service.methods}, set(calls) | LATER, "calls with an entry")
-    for method in LATER:
+    for method in sorted(LATER):
         got = daemon.failure(box.client().raw, f"/{service.full_name}/{method}", b"")
         equal(got and got.code, "UNIMPLEMENTED", f"{method} is not served yet")
     box.stop()

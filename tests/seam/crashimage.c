@@ -303,7 +303,7 @@ int main(int argc, char **argv)
     struct options options = {.count = 500, .seed = 1};
     struct totals totals = {.images = 0};
     const uint64_t begun_ns = kv_clock_stopwatch_ns();
-    if (!options_parse(argc, argv, &options)) return 2;
+    options_parse("crashimage", argc, argv, &options);
     (void)printf("seed %llu, plant %s\n", (unsigned long long)options.seed,
                  plant_name(options.plant));
     for (uint64_t pair = options.first / IMAGES_PER_PAIR;

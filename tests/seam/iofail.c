@@ -222,7 +222,7 @@ int main(int argc, char **argv)
     struct options options = {.every = 20, .from = 1, .seed = 1};
     struct totals totals = {.cases = 0}, without = {.cases = 0};
     const uint64_t begun_ns = kv_clock_stopwatch_ns();
-    if (!options_parse(argc, argv, &options)) return 2;
+    options_parse("iofail", argc, argv, &options);
     world_encrypt(options.encrypt);
 
     const uint64_t calls = run_case(&options, &(struct plan){.seed = options.seed}, &without);

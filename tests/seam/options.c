@@ -2,10 +2,14 @@
 
 #include "tests/seam/options.h"
 
+#include "tests/planted.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { EXIT_USAGE = 2 };
 
 static bool parse_number(const char *text, uint64_t *ret_number)
 {
@@ -29,17 +33,27 @@ static bool parse_pair(const char *name, const char *value, struct options *opti
         return parse_number(value, &options->count) && options->count > 0;
     }
     if (strcmp(name, "--first") == 0) return parse_number(value, &options->first);
-    if (strcmp(name, "--case") == 0) {
-        options->every = 0;
-        options->count = 1;
-        options->one = true;
-        return parse_number(value, &options->first);
-    }
-    if (strcmp(name, "--plant") != 0) return false;
-    return plant_find(value, &options->plant);
+    if (strcmp(name, "--case") != 0) return false;
+    options->every = 0;
+    options->count = 1;
+    options->one = true;
+    return parse_number(value, &options->first);
 }
 
-bool options_parse(int argc, char **argv, struct options *options)
+static void usage(const char *harness, FILE *out)
+{
+    (void)fprintf(out, "usage: iofail [--every N] [--from CALL] or [--first K] [--count N]\n"
+                       "       crashimage [--images N] or [--first K] [--count N]\n"
+                       "       either: [--seed S] [--case K] [--idle] [--encrypt]\n"
+                       "               [--plant NAME] [--expect-loss]\n"
+                       "\n"
+                       "exit code: 0 nothing lost, 1 a loss or a refusal, 2 wrong usage\n"
+                       "\n"
+                       "planted bugs that it finds:\n");
+    planted_list(harness, out);
+}
+
+void options_parse(const char *harness, int argc, char **argv, struct options *options)
 {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--expect-loss") == 0) {
@@ -54,24 +68,21 @@ bool options_parse(int argc, char **argv, struct options *options)
             options->idle = true;
             continue;
         }
+        if (i + 1 < argc && strcmp(argv[i], "--plant") == 0) {
+            i++;
+            if (!planted_check(harness, argv[i]) || !plant_find(argv[i], &options->plant))
+                exit(EXIT_USAGE);
+            continue;
+        }
         if (i + 1 < argc && parse_pair(argv[i], argv[i + 1], options)) {
             i++;
             continue;
         }
-        (void)fprintf(stderr,
-                      "%s: bad argument\n"
-                      "usage: iofail [--every N] [--from CALL] or [--first K] [--count N]\n"
-                      "       crashimage [--images N] or [--first K] [--count N]\n"
-                      "       either: [--seed S] [--case K] [--idle] [--encrypt]\n"
-                      "               [--plant NAME] [--expect-loss]\n"
-                      "plants:",
-                      argv[i]);
-        for (unsigned plant = 0; plant_name((enum kv_plant)plant) != NULL; plant++)
-            (void)fprintf(stderr, " %s", plant_name((enum kv_plant)plant));
-        (void)fprintf(stderr, "\n");
-        return false;
+        const bool asked = strcmp(argv[i], "--help") == 0;
+        if (!asked) (void)fprintf(stderr, "%s: %s: bad argument\n", harness, argv[i]);
+        usage(harness, asked ? stdout : stderr);
+        exit(asked ? EXIT_SUCCESS : EXIT_USAGE);
     }
-    return true;
 }
 
 int options_exit(const struct options *options, uint64_t failures)

@@ -1,6 +1,6 @@
 #pragma once
 
-/* Arguments of iofail and crashimage.  Pure. */
+/* Arguments of iofail and crashimage. */
 
 #include "tests/seam/plant.h"
 
@@ -19,8 +19,9 @@ struct options {
     bool encrypt;     /* Every store is encrypted, and its master key rotated. */
 };
 
-/* False, after a word about it: the arguments make no sense. */
-bool options_parse(int argc, char **argv, struct options *options);
+/* `harness`: "iofail" or "crashimage".  Ends the program for --help (0), and for arguments that
+ * make no sense or a bug that it cannot find (2, after a word about it). */
+void options_parse(const char *harness, int argc, char **argv, struct options *options);
 
 /* Exit code of a run that found `failures`, after a line if it is not what was expected. */
 int options_exit(const struct options *options, uint64_t failures);

@@ -2,7 +2,7 @@
  * Structured log lines.
  *
  * Goal: the format of a line, levels, no forged lines, cut lines, drops that are counted and told,
- * and that destroy writes out what is queued.
+ * and that destroy writes out what is queued, within a bound.
  * Method: a sink that keeps what it gets and can be made to stand still, so that the queue fills.
  */
 
@@ -11,6 +11,7 @@
 #include "kvstore/base/thread.h"
 #include "tests/harness.h"
 
+#include <time.h>
 #include <unistd.h>
 
 #define TEXT_BYTES_MAX (1u << 20)
@@ -156,12 +157,44 @@ static void test_many_senders(void)
     free(sink);
 }
 
+/* A sink that does not come back: destroying has a bound, and takes nothing from under it. */
+static void test_stuck_sink(void)
+{
+    static struct sink *sink; /* Both outlive the test, as in a process that ends. */
+    static struct kv_log *log;
+    sink = sink_create();
+    EXPECT(kv_log_create(KV_LOG_INFO, 8, sink_write, sink, &log, NULL) == KV_OK);
+    (void)pthread_mutex_lock(&sink->gate);
+    kv_log(log, KV_LOG_INFO, "stuck", "i=%d", 1);
+    kv_log(log, KV_LOG_INFO, "stuck", "i=%d", 2);
+    struct timespec before;
+    struct timespec after;
+    (void)clock_gettime(CLOCK_MONOTONIC, &before);
+    kv_log_destroy(log);
+    (void)clock_gettime(CLOCK_MONOTONIC, &after);
+    const int64_t ms = (after.tv_sec - before.tv_sec) * 1000 +
+                       (after.tv_nsec - before.tv_nsec) / 1000000;
+    EXPECT(ms >= (int)KV_LOG_DRAIN_MS - 1 && ms < (int)KV_LOG_DRAIN_MS + 5000);
+    EXPECT_EQ_U32(sink->lines, 0);
+    (void)pthread_mutex_unlock(&sink->gate);
+
+    uint32_t lines = 0;
+    for (int i = 0; i < 1000 && lines < 2; i++) {
+        (void)usleep(10000);
+        (void)pthread_mutex_lock(&sink->gate);
+        lines = sink->lines;
+        (void)pthread_mutex_unlock(&sink->gate);
+    }
+    EXPECT_EQ_U32(lines, 2); /* The thread was left whole. */
+}
+
 int main(void)
 {
     test_format();
     test_long_line();
     test_full_queue();
     test_many_senders();
+    test_stuck_sink();
     kv_log_destroy(NULL);
     HARNESS_END();
 }

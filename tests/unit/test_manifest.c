@@ -390,6 +390,28 @@ static void test_failed_write_is_final(void)
     env_fini(&env);
 }
 
+/* Behind each key, and before the next one there is; a long one takes no more room than there is.
+ */
+static void test_scan_behind(void)
+{
+    struct {
+        uint8_t start[8], guard;
+    } at = {.guard = 0x5a};
+    struct kv_manifest_put last = put_of("Tab", "");
+    EXPECT_EQ_U32(kv_manifest_scan_behind(&last, at.start, sizeof(at.start)), 4);
+    EXPECT_EQ_MEM(at.start, "Tab\0", 4);
+    last = put_of("Tabcdef", "");
+    EXPECT_EQ_U32(kv_manifest_scan_behind(&last, at.start, sizeof(at.start)), 8);
+    EXPECT_EQ_MEM(at.start, "Tabcdef\0", 8);
+    last = put_of("Tabcdefghijklmnopqrstuvwxyz", "");
+    EXPECT_EQ_U32(kv_manifest_scan_behind(&last, at.start, sizeof(at.start)), 8);
+    EXPECT_EQ_MEM(at.start, "Tabcdefh", 8);
+    last = put_of("Tabcd\xff\xff\xff\xff", "");
+    EXPECT_EQ_U32(kv_manifest_scan_behind(&last, at.start, sizeof(at.start)), 5);
+    EXPECT_EQ_MEM(at.start, "Tabce", 5);
+    EXPECT_EQ_U32(at.guard, 0x5a);
+}
+
 /* With a folder as its argument the program is the second process. */
 static int open_as_second(const char *dir)
 {
@@ -410,6 +432,7 @@ int main(int argc, char **argv)
     test_batches_share_syncs();
     test_close_finishes();
     test_failed_write_is_final();
+    test_scan_behind();
     kv_manifest_close(NULL);
     HARNESS_END();
 }

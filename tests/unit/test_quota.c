@@ -153,7 +153,7 @@ static void test_records(void)
     EXPECT_EQ_MEM(got_plan.limits, plan.limits, sizeof(plan.limits));
     EXPECT(kv_record_plan_decode(buf, bytes - 1, &got_plan) == KV_CORRUPT);
     EXPECT_EQ_U32(kv_key_plan("s1", key), 3);
-    EXPECT_EQ_MEM(key, "Ls1", 3);
+    EXPECT_EQ_MEM(key, "Ys1", 3);
     EXPECT_EQ_U32(kv_key_quota(&(struct kv_user_id){{7}}, key), 17);
     EXPECT(key[0] == 'B' && key[1] == 7);
 }

@@ -208,6 +208,11 @@ static void test_sessions_at_rest_are_entries(void)
     kv_index_close_idle(index, 8, 0);
     EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 1); /* In use. */
     session->flows = 0;
+    const uint32_t held = add_page(index, session, 0, 128); /* By a read that is late. */
+    session->tree->load = KV_LOAD_NONE;
+    kv_index_close_idle(index, 8, 0);
+    EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 1); /* The page points to it. */
+    kv_index_page_unref(index, held);
     session->sweep_after_ms = 10;
     kv_index_close_idle(index, 8, 9);
     EXPECT_EQ_U32(kv_index_usage(index).sessions_open, 1); /* It is not to be swept again yet. */

@@ -2,13 +2,14 @@
  * Threads with roles.
  *
  * Goal: a started thread has its role, its name and no signal to receive; the starter keeps its own
- * role and mask; a thread never started can be joined.
+ * role and mask; a thread never started can be joined; a join may have a limit.
  */
 
 #include "kvstore/base/thread.h"
 #include "tests/harness.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 struct seen {
     enum kv_thread_role role;
@@ -26,6 +27,30 @@ static void look(void *arg)
     seen->blocked = sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGUSR1) == 1;
     kv_thread_assert(KV_THREAD_SHARD);
     kv_thread_be_nice(5);
+}
+
+static void wait_for_byte(void *arg)
+{
+    char byte;
+    (void)!read(*(const int *)arg, &byte, 1);
+}
+
+/* One that does not end is not waited for, and can be joined later. */
+static void test_join_within(void)
+{
+    struct kv_thread thread = {0};
+    int ends[2];
+    EXPECT(kv_thread_join_within(&thread, 0)); /* Never started. */
+    EXPECT(pipe(ends) == 0);
+    EXPECT(kv_thread_start(&thread, KV_THREAD_LOG, "waits", wait_for_byte, &ends[0], NULL) ==
+           KV_OK);
+    EXPECT(!kv_thread_join_within(&thread, 20));
+    EXPECT(thread.started);
+    EXPECT(write(ends[1], "x", 1) == 1);
+    EXPECT(kv_thread_join_within(&thread, 10000));
+    EXPECT(!thread.started);
+    (void)close(ends[0]);
+    (void)close(ends[1]);
 }
 
 int main(void)
@@ -47,5 +72,6 @@ int main(void)
     EXPECT(kv_thread_role() == KV_THREAD_ANY);
     (void)pthread_sigmask(SIG_SETMASK, NULL, &mask);
     EXPECT(sigismember(&mask, SIGTERM) == 0);
+    test_join_within();
     HARNESS_END();
 }

@@ -185,6 +185,50 @@ static void test_victims(void)
     kv_pool_destroy(pool);
 }
 
+/* What is held neither expires nor makes room, and does not keep others from it. */
+static void test_hold(void)
+{
+    struct kv_pool *pool = create();
+    struct kv_pool_ref refs[SLOTS + 1];
+    for (int i = 0; i <= SLOTS; i++)
+        refs[i] = no_image();
+    for (int i = 0; i < SLOTS; i++)
+        store(pool, &refs[i], (uint8_t)(i + 1), (uint64_t)i);
+    kv_pool_hold(pool, &refs[0], 3 * TTL);
+    kv_pool_hold(pool, &refs[SLOTS], 3 * TTL); /* No image: nothing to hold. */
+    kv_pool_demote(pool, &refs[0]);
+    EXPECT_EQ_U64(kv_pool_ttl_ms(pool, &refs[0], TTL), 2 * TTL / 1000000);
+    /* The oldest, and demoted: another one goes. */
+    store(pool, &refs[SLOTS], 9, 10);
+    EXPECT(refs[1].slot == KV_POOL_SLOT_NONE && refs[1].lost == KV_REASON_CAPACITY);
+    EXPECT(read_back(pool, &refs[0], 1, 10));
+    /* Those behind it expire. */
+    EXPECT_EQ_U32(kv_pool_tick(pool, 2 * TTL, 8), 3);
+    EXPECT(refs[2].lost == KV_REASON_EXPIRED && refs[SLOTS].lost == KV_REASON_EXPIRED);
+    EXPECT(read_back(pool, &refs[0], 1, 2 * TTL));
+    /* One that takes its place is held as well. */
+    store(pool, &refs[0], 7, 2 * TTL);
+    kv_pool_hold(pool, &refs[0], 5 * TTL);
+    store(pool, &refs[0], 8, 2 * TTL);
+    EXPECT(kv_pool_has(pool, &refs[0], 4 * TTL));
+    EXPECT(!kv_pool_has(pool, &refs[0], 5 * TTL));
+    EXPECT(refs[0].lost == KV_REASON_EXPIRED);
+    /* All held: there is no room.  Dropped all the same. */
+    for (int i = 0; i < SLOTS; i++) {
+        store(pool, &refs[i], 1, 6 * TTL);
+        kv_pool_hold(pool, &refs[i], 9 * TTL);
+    }
+    uint32_t slot;
+    EXPECT(kv_pool_reserve(pool, 6 * TTL, &slot) == KV_BUSY);
+    kv_pool_hold(pool, &refs[1], 0);
+    EXPECT(kv_pool_reserve(pool, 6 * TTL, &slot) == KV_OK);
+    EXPECT(refs[1].lost == KV_REASON_CAPACITY);
+    kv_pool_cancel(pool, slot);
+    kv_pool_drop(pool, &refs[0], KV_REASON_DELETED);
+    EXPECT(refs[0].lost == KV_REASON_DELETED);
+    kv_pool_destroy(pool);
+}
+
 static void test_room_is_made_of_expired_ones_first(void)
 {
     struct kv_pool *pool = create();
@@ -362,6 +406,7 @@ int main(void)
     test_life();
     test_tick_takes_only_what_is_past();
     test_victims();
+    test_hold();
     test_room_is_made_of_expired_ones_first();
     test_drop_while_read();
     test_move();

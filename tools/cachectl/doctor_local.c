@@ -255,10 +255,10 @@ void doctor_check_clock(struct doctor *doctor)
         doctor_add(doctor, "clock", DOCTOR_FAIL, "find out who sets the clock back",
                    "the wall clock runs backwards");
     } else if (kernel < 0 || kernel == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
-        doctor_add(
-            doctor, "clock", DOCTOR_WARN,
-            "run an NTP client: ages survive jumps of the clock, but times in the log do not",
-            "not synchronised");
+        doctor_add(doctor, "clock", DOCTOR_WARN,
+                   "run an NTP client: the daemon goes on by the time since boot after a jump, and "
+                   "warns until the clock is right",
+                   "not synchronised");
     } else {
         doctor_add(doctor, "clock", DOCTOR_OK, "", "synchronised");
     }

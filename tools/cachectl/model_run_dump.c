@@ -141,7 +141,7 @@ static int create_part(struct model_dump *dump)
 static kv_status map_file(struct model_dump *dump, struct kv_error *err)
 {
     const int fd = create_part(dump);
-    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "%s.part.%ld", dump->path, (long)getpid());
+    if (fd < 0) return KV_FAIL_ERRNO(err, KV_IO, "make a file beside %s", dump->path);
     kv_status status = KV_OK;
     errno = posix_fallocate(fd, 0, (off_t)dump->map_bytes);
     if (errno != 0)

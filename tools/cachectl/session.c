@@ -132,6 +132,18 @@ static int run_list(struct ctl *ctl, const struct command *command, int argc, ch
     return code;
 }
 
+static void print_note(struct out_table *table, const checkpoint_info *c)
+{
+    char approximate[OUT_TEXT_BYTES] = "", pinned[64] = "", leaves[64] = "", text[OUT_TEXT_BYTES];
+    if (c->approximate)
+        (void)snprintf(approximate, sizeof(approximate), "approximate from %u ", c->approx_from);
+    if (c->pin_expire_ms > 0)
+        (void)snprintf(pinned, sizeof(pinned), "pinned %s ", out_duration(text, c->pin_expire_ms));
+    if (c->leave_ms > 0)
+        (void)snprintf(leaves, sizeof(leaves), "goes in %s ", out_duration(text, c->leave_ms));
+    out_table_cell(table, "%s%s%s", approximate, pinned, leaves);
+}
+
 static void print_checkpoints(const struct ctl *ctl, const session_answer *answer)
 {
     static const char *const names[] = {"POSITION", "KIND",  "ID",  "PARENT", "TOKENS", "ROWS",
@@ -162,8 +174,7 @@ static void print_checkpoints(const struct ctl *ctl, const session_answer *answe
         out_table_cell(&table, "%s", out_duration(text, c->age_ms));
         out_table_cell(&table, "%s",
                        c->rows_expire_ms == 0 ? "-" : out_duration(text, c->rows_expire_ms));
-        (void)snprintf(text, sizeof(text), "approximate from %u", c->approx_from);
-        out_table_cell(&table, "%s", c->approximate ? text : "");
+        print_note(&table, c);
     }
     out_table_print(ctl, &table);
 }
@@ -179,14 +190,15 @@ static int print_show_json(const session_answer *answer)
         (void)out_hex(parent, c->parent_id.data, KV_MIN(c->parent_id.len, 8));
         (void)json_array_append_new(
             checkpoints,
-            json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "id", id,
-                      "parent_id", parent, "position", (json_int_t)c->position, "kind",
+            json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:s}",
+                      "id", id, "parent_id", parent, "position", (json_int_t)c->position, "kind",
                       checkpoint_kind_name(c->kind), "rows_level", level_name(c->rows_level),
                       "window_level", level_name(c->window_level), "rows_expire_ms",
                       (json_int_t)c->rows_expire_ms, "window_expire_ms",
                       (json_int_t)c->window_expire_ms, "bytes", (json_int_t)c->bytes, "age_ms",
                       (json_int_t)c->age_ms, "approximate", c->approximate, "approx_from",
-                      (json_int_t)c->approx_from, "session_id",
+                      (json_int_t)c->approx_from, "pin_expire_ms", (json_int_t)c->pin_expire_ms,
+                      "leave_ms", (json_int_t)c->leave_ms, "session_id",
                       c->session_id[0] ? c->session_id : answer->session->session_id));
     }
     for (size_t i = 0; i < answer->n_heads; i++) {

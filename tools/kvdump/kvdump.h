@@ -13,6 +13,7 @@
 #include "kvstore/base/limits.h"
 #include "kvstore/format/acknowledged.h"
 #include "kvstore/format/manifest_record.h"
+#include "kvstore/format/old_branch.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/quarantine.h"
 #include "kvstore/format/quota.h"
@@ -107,10 +108,12 @@ struct dump {
     uint32_t forked_count; /* Of them, with a head in another tree than that of their id. */
     struct kv_record_quarantine *quarantined; /* By page. */
     uint32_t quarantined_count, quarantined_capacity;
-    uint32_t deleted_count;           /* Sessions that are gone and say so. */
+    struct kv_record_old_branch *old_branches; /* By session and checkpoint. */
+    uint32_t old_branch_count, old_branch_capacity;
+    uint32_t deleted_count; /* Sessions that are gone and say so. */
     uint32_t plan_count, quota_count; /* Plans, and users with limits of their own. */
-    uint32_t *claims;                 /* Of each page: 1 + index of the session, 0: free. */
-    uint8_t *page;                    /* One, aligned. */
+    uint32_t *claims;       /* Of each page: 1 + index of the session, 0: free. */
+    uint8_t *page;          /* One, aligned. */
     struct dump_counts counts;
     uint64_t begun_ns, told_ns;
     uint64_t pages_read;
@@ -169,6 +172,11 @@ const struct kv_record_quarantine *dump_quarantine_find(const struct dump *dump,
 uint32_t dump_quarantine_count(const struct dump *dump, uint32_t segment);
 /* A line for each, on stdout: no damage, it is known. */
 void dump_quarantine_print(const struct dump *dump);
+
+/* ---- old_branch.c ---- */
+
+/* Records L; one that is damaged is a damage line. */
+kv_status dump_old_branches_read(struct dump *dump, struct kv_error *err) KV_MUST_CHECK;
 
 /* ---- tree.c ---- */
 

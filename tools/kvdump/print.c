@@ -184,6 +184,20 @@ static json_t *quarantined_json(const struct dump *dump)
     return all;
 }
 
+static json_t *old_branches_json(const struct dump *dump)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < dump->old_branch_count; i++) {
+        const struct kv_record_old_branch *record = &dump->old_branches[i];
+        (void)json_array_append_new(all, json_pack("{s:o, s:o, s:I, s:I}", "session",
+                                                   json_hex(record->session.bytes, 16), "end",
+                                                   json_hex(record->end.bytes, 16), "until_ms",
+                                                   (json_int_t)record->until_ms, "stop_tokens",
+                                                   (json_int_t)record->stop_tokens));
+    }
+    return all;
+}
+
 static json_t *encryption_json(const struct dump *dump)
 {
     const struct kv_superblock *superblock = &dump->superblock;
@@ -203,7 +217,7 @@ static json_t *directory_json(const struct dump *dump)
     return json_pack(
         "{s:o, s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
-        "s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I}",
+        "s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I}",
         "encryption", encryption_json(dump), "schema", 1, "directory", dump->dir, "layout_version",
         (json_int_t)KV_LAYOUT_VERSION, "features", (json_int_t)superblock->features, "doubt",
         (int)dump->is_doubted, "id", json_hex(superblock->id.bytes, 16), "created_ms",
@@ -218,8 +232,9 @@ static json_t *directory_json(const struct dump *dump)
         (json_int_t)dump->commit, "batches_acknowledged",
         (json_int_t)(dump->noted_status == KV_OK ? dump->noted.number : 0), "clock_believed_ms",
         (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump), "quarantined",
-        quarantined_json(dump), "deleted", (json_int_t)dump->deleted_count, "plans",
-        (json_int_t)dump->plan_count, "quotas", (json_int_t)dump->quota_count);
+        quarantined_json(dump), "old_branches", old_branches_json(dump),
+        "deleted", (json_int_t)dump->deleted_count, "plans", (json_int_t)dump->plan_count,
+        "quotas", (json_int_t)dump->quota_count);
 }
 
 /* ---- text ---- */
@@ -270,6 +285,8 @@ static void print_directory(const json_t *json)
                      text(encryption, "master_key"), number(encryption, "keys"));
     (void)printf("%-14s %zu places\n", "quarantined",
                  json_array_size(json_object_get(json, "quarantined")));
+    (void)printf("%-14s %zu, left by compactions\n", "old branches",
+                 json_array_size(json_object_get(json, "old_branches")));
     (void)printf("\n%-18s %14s %8s %8s %-7s\n", "SEGMENT", "BYTES", "USED", "FREE", "STATE");
     json_array_foreach(json_object_get(json, "segments"), i, segment)
     {

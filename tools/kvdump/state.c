@@ -449,7 +449,7 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
         kv_manifest_visit_fn *visit;
     } passes[] = {{"M", visit_store}, {"C", visit_commit},  {"W", visit_clock},
                   {"U", visit_user},  {"S", visit_session}, {"D", visit_deleted},
-                  {"L", visit_plan},  {"B", visit_quota},   {"G", dump_visit_segment}};
+                  {"Y", visit_plan},  {"B", visit_quota},   {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     struct kv_error damage = {0};
@@ -463,6 +463,7 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
                                       passes[i].visit, dump, err);
     if (status == KV_OK) dump_keys_check(dump);
     if (status == KV_OK) status = dump_quarantine_read(dump, err);
+    if (status == KV_OK) status = dump_old_branches_read(dump, err);
     if (status == KV_NOMEM) (void)KV_FAIL(err, KV_NOMEM, "read users and sessions: no memory");
     return status;
 }
@@ -531,6 +532,7 @@ void dump_close(struct dump *dump)
     free(dump->segments);
     free(dump->claims);
     free(dump->quarantined);
+    free(dump->old_branches);
     free(dump->users);
     free(dump->sessions);
     free(dump->page);
