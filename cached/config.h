@@ -62,6 +62,8 @@ enum config_key {
     CONFIG_SSD_MASTER_KEY_CREDENTIAL,
     CONFIG_SCRUB_RATE,
     CONFIG_SCRUB_EVERY,
+    CONFIG_QUOTA_SESSIONS,
+    CONFIG_QUOTA_TURNS,
     CONFIG_INDEX_RAM,
     CONFIG_IO_BACKEND,
     CONFIG_LOG_LEVEL,
@@ -99,6 +101,7 @@ struct cached_config {
     char ssd_master_key_credential[CONFIG_TEXT_MAX];
     uint64_t scrub_rate_bytes;
     uint64_t scrub_every_ms;
+    uint64_t quota_default_sessions, quota_default_turns; /* 0: no limit. */
     uint64_t index_ram_bytes;
     uint64_t io_backend; /* enum config_io */
     uint64_t log_level;  /* enum kv_log_level */

@@ -240,6 +240,18 @@ static void progress(void *context, const char *phase, uint32_t percent)
     kv_log(daemon->log, KV_LOG_INFO, "starting", "phase=\"%s\" percent=%" PRIu32, phase, percent);
 }
 
+static struct kv_quota default_plan(const struct cached_config *config)
+{
+    struct kv_quota plan;
+    for (unsigned i = 0; i < KV_QUOTA_COUNT; i++)
+        plan.limits[i] = KV_QUOTA_UNLIMITED;
+    if (config->quota_default_sessions > 0)
+        plan.limits[KV_QUOTA_SESSIONS] = config->quota_default_sessions;
+    if (config->quota_default_turns > 0)
+        plan.limits[KV_QUOTA_TURNS] = config->quota_default_turns;
+    return plan;
+}
+
 static bool has_master_key(const struct cached_config *config)
 {
     return config->ssd_master_key_file[0] != '\0' || config->ssd_master_key_credential[0] != '\0';
@@ -316,6 +328,7 @@ static kv_status make_store(struct daemon *daemon, struct kv_error *err)
         .rows_ttl_ms = config->ssd_ttl_ms,
         .erase_within_ms = config->ssd_erase_within_ms,
         .sessions_max = is_plant(daemon, PLANT_SESSIONS) ? 4 : KV_SESSIONS_MAX,
+        .quota = default_plan(config),
         .progress = progress,
         .progress_context = daemon,
         .encryption.on = config->ssd_encryption == CONFIG_ENCRYPTION_ON,

@@ -19,6 +19,7 @@
 #include "kvstore/format/ids.h"
 #include "kvstore/format/key_record.h"
 #include "kvstore/format/reason.h"
+#include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
 
 #include <stdatomic.h>
@@ -50,6 +51,12 @@ enum request_method {
     REQUEST_ROTATE_KEY,
     REQUEST_WHY,
     REQUEST_PURGE_MODEL,
+    REQUEST_SET_QUOTA,
+    REQUEST_GET_QUOTA,
+    REQUEST_DELETE_QUOTA,
+    REQUEST_SET_PLAN,
+    REQUEST_LIST_PLANS,
+    REQUEST_LIST_USERS,
     REQUEST_METHOD_COUNT,
 };
 
@@ -241,6 +248,14 @@ struct request_in {
             uint32_t position;
         } why;
         struct {
+            struct kv_user_id user;
+            const char *name;    /* Of the user. */
+            const char *plan;    /* "": as it is. */
+            uint32_t set, unset; /* 1 << enum kv_quota_kind */
+            uint64_t limits[KV_QUOTA_COUNT];
+            bool dry_run, remove; /* remove: the plan. */
+        } quota;
+        struct {
             const char *digits;   /* Of the fingerprint; lower case. */
             uint32_t digit_count; /* 0: every model but the served one. */
             bool dry_run;
@@ -345,6 +360,35 @@ struct request_why {
     uint64_t idle_ms, ttl_ms;
 };
 
+/* A user's limits, with what counts against them and what goes next. */
+struct request_quota_next {
+    struct kv_session_id id;
+    const char *session; /* NULL: it went meanwhile. */
+    bool is_held, would_go;
+    uint64_t idle_ms, bytes;
+};
+struct request_quota {
+    bool found;
+    const char *plan;
+    struct kv_quota quota;
+    uint32_t own; /* Bits of those that are not the plan's. */
+    uint64_t used[KV_QUOTA_COUNT];
+    struct request_quota_next next[KV_QUOTA_NEXT_MAX];
+    uint32_t next_count;
+};
+struct request_plan {
+    const char *name;
+    struct kv_quota quota;
+    uint32_t users;
+    bool is_configured; /* As the configuration has it. */
+};
+struct request_user_row {
+    struct kv_user_id id;
+    const char *name, *plan;
+    bool has_own;
+    uint64_t sessions, sessions_limit, bytes, bytes_limit;
+};
+
 /* Models whose checkpoints are stored, and what went of them. */
 struct request_purge_model {
     uint64_t tag; /* First 8 B of the fingerprint. */
@@ -411,6 +455,11 @@ struct request_out {
     bool removals_cut;           /* Older ones were forgotten. */
     struct request_why *why;     /* Arena. */
     struct request_purge *purge; /* Arena. */
+    struct request_quota *quota; /* Arena. */
+    struct request_plan *plans;  /* Arena. */
+    uint32_t plan_count;
+    struct request_user_row *users; /* Arena. */
+    uint32_t user_count;
 };
 
 struct request {

@@ -682,6 +682,122 @@ static bool decode_purge(struct decoder *d)
     return true;
 }
 
+/* Each limit once, in its range, or none of it. */
+static bool take_limits(struct request *req, Cached__Admin__V1__SetLimit **limits, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const Cached__Admin__V1__SetLimit *m = limits[i];
+        enum kv_quota_kind kind;
+        const bool known = kv_quota_find(m->name, &kind);
+        const uint32_t bit = known ? 1u << kind : 0;
+        if (!known || ((req->in.u.quota.set | req->in.u.quota.unset) & bit) != 0) {
+            request_fail(req, KV_REASON_QUOTA_INVALID, "limits.name",
+                         "sessions, turns, bytes_ssd, requests_per_s, tokens_per_s, saves; once",
+                         m->name, NULL);
+            return false;
+        }
+        const bool has_value = !m->unlimited && !m->remove;
+        if ((m->unlimited && m->remove) || (!has_value && m->limit != 0) ||
+            (has_value && (m->limit == KV_QUOTA_UNLIMITED || !kv_quota_is_valid(kind, m->limit)))) {
+            char range[64];
+            const int used = snprintf(range, sizeof(range), "%llu to %llu, or none",
+                                      (unsigned long long)kv_quota_least(kind),
+                                      (unsigned long long)kv_quota_most(kind));
+            request_fail(req, KV_REASON_QUOTA_INVALID, m->name,
+                         kv_arena_strdup(req->arena, range, (size_t)used),
+                         request_u64(req, m->limit), NULL);
+            return false;
+        }
+        if (m->remove)
+            req->in.u.quota.unset |= bit;
+        else
+            req->in.u.quota.set |= bit;
+        req->in.u.quota.limits[kind] = m->unlimited ? KV_QUOTA_UNLIMITED : m->limit;
+    }
+    return true;
+}
+
+static bool take_plan(struct request *req, const char *field, const char *name)
+{
+    const size_t count = strlen(name);
+    const size_t good =
+        strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
+    req->in.u.quota.plan = name;
+    if (count >= 1 && count <= KV_PLAN_NAME_MAX && good == count) return true;
+    request_fail(req, KV_REASON_PLAN_INVALID, field, "1 to 64 of [A-Za-z0-9._-]",
+                 request_u64(req, count), NULL);
+    return false;
+}
+
+static bool take_quota_user(struct request *req, const char *name)
+{
+    if (!take_user(req, name)) return false;
+    req->in.u.quota.user = kv_user_id_of(name);
+    req->in.u.quota.name = name;
+    req->in.u.quota.plan = "";
+    return true;
+}
+
+static bool decode_set_quota(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__SetQuotaRequest *m =
+        unpack(d, &cached__admin__v1__set_quota_request__descriptor);
+    if (m == NULL || !take_quota_user(req, m->user)) return false;
+    if (m->plan[0] != '\0' && !take_plan(req, "plan", m->plan)) return false;
+    req->in.u.quota.dry_run = m->dry_run;
+    return take_limits(req, m->limits, m->n_limits);
+}
+
+static bool decode_get_quota(struct decoder *d)
+{
+    const Cached__Admin__V1__GetQuotaRequest *m =
+        unpack(d, &cached__admin__v1__get_quota_request__descriptor);
+    return m != NULL && take_quota_user(d->req, m->user);
+}
+
+static bool decode_delete_quota(struct decoder *d)
+{
+    const Cached__Admin__V1__DeleteQuotaRequest *m =
+        unpack(d, &cached__admin__v1__delete_quota_request__descriptor);
+    if (m == NULL || !take_quota_user(d->req, m->user)) return false;
+    d->req->in.u.quota.dry_run = m->dry_run;
+    return true;
+}
+
+static bool decode_set_plan(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__SetPlanRequest *m =
+        unpack(d, &cached__admin__v1__set_plan_request__descriptor);
+    if (m == NULL || !take_plan(req, "name", m->name)) return false;
+    req->in.u.quota.dry_run = m->dry_run;
+    req->in.u.quota.remove = m->remove;
+    return take_limits(req, m->limits, m->n_limits);
+}
+
+static bool decode_list_plans(struct decoder *d)
+{
+    return unpack(d, &cached__admin__v1__list_plans_request__descriptor) != NULL;
+}
+
+static bool decode_list_users(struct decoder *d)
+{
+    struct request *req = d->req;
+    const Cached__Admin__V1__ListUsersRequest *m =
+        unpack(d, &cached__admin__v1__list_users_request__descriptor);
+    if (m == NULL ||
+        !check_max(req, KV_REASON_PAGE_SIZE_INVALID, "page_size", m->page_size, KV_USAGE_ROWS_MAX))
+        return false;
+    req->in.u.list.page_size = m->page_size == 0 ? LIST_PAGE_DEFAULT : m->page_size;
+    req->in.u.list.has_after = m->page_token[0] != '\0';
+    if (!req->in.u.list.has_after || parse_page_token(m->page_token, &req->in.u.list.after))
+        return true;
+    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
+                 request_u64(req, strlen(m->page_token)), NULL);
+    return false;
+}
+
 /* The token list of the message; it is not in what protobuf-c unpacked. */
 static struct request_tokens tokens_of(const struct request *req)
 {
@@ -722,6 +838,12 @@ bool rpc_decode(struct request *req, struct rpc_pieces pieces, const struct rpc_
         [REQUEST_ROTATE_KEY] = decode_rotate,
         [REQUEST_WHY] = decode_why,
         [REQUEST_PURGE_MODEL] = decode_purge,
+        [REQUEST_SET_QUOTA] = decode_set_quota,
+        [REQUEST_GET_QUOTA] = decode_get_quota,
+        [REQUEST_DELETE_QUOTA] = decode_delete_quota,
+        [REQUEST_SET_PLAN] = decode_set_plan,
+        [REQUEST_LIST_PLANS] = decode_list_plans,
+        [REQUEST_LIST_USERS] = decode_list_users,
     };
     /* Numbers of the fields that hold token lists. */
     static const uint32_t token_fields[REQUEST_METHOD_COUNT] = {

@@ -461,6 +461,13 @@ const ProtobufCMessage *rpc_encode(struct request *req, const struct rpc_about *
         return rpc_encode_why(req);
     case REQUEST_PURGE_MODEL:
         return rpc_encode_purge(req);
+    case REQUEST_SET_QUOTA:
+    case REQUEST_GET_QUOTA:
+    case REQUEST_DELETE_QUOTA:
+    case REQUEST_SET_PLAN:
+    case REQUEST_LIST_PLANS:
+    case REQUEST_LIST_USERS:
+        return rpc_encode_quota(req);
     case REQUEST_METHOD_COUNT:
         break;
     }

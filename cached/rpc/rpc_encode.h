@@ -40,6 +40,9 @@ const ProtobufCMessage *rpc_encode_rotate(struct request *req);
 const ProtobufCMessage *rpc_encode_why(struct request *req);
 const ProtobufCMessage *rpc_encode_purge(struct request *req);
 
+/* rpc_encode_quota.c: every call of quotas. */
+const ProtobufCMessage *rpc_encode_quota(struct request *req);
+
 /* Where a list goes on: behind this session. NULL: the arena is exhausted. */
 char *rpc_page_token(struct kv_arena *arena, const struct kv_session_id *id);
 

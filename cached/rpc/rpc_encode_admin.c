@@ -13,6 +13,7 @@
 #include "status.pb-c.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 #define FILL(message, init)                                                                        \
     do {                                                                                           \
@@ -21,7 +22,7 @@
     } while (0)
 
 #define TIERS 3u
-#define DETAILS_MAX 2u
+#define DETAILS_MAX 3u
 #define METADATA_MAX 3u
 
 typedef Cached__Admin__V1__GetStatsResponse pb_stats;
@@ -207,23 +208,60 @@ static ProtobufCBinaryData retry_info(struct kv_arena *arena, uint32_t retry_ms)
     return pack(arena, &info.base);
 }
 
+static bool is_of_quota(enum kv_reason reason)
+{
+    return reason == KV_REASON_QUOTA_SESSIONS || reason == KV_REASON_QUOTA_BYTES_SSD ||
+           reason == KV_REASON_QUOTA_REQUESTS || reason == KV_REASON_QUOTA_TOKENS ||
+           reason == KV_REASON_QUOTA_SAVES;
+}
+
+static ProtobufCBinaryData quota_failure(struct request *req)
+{
+    const struct request_failure *failure = &req->out.failure;
+    Google__Rpc__QuotaFailure__Violation violation = GOOGLE__RPC__QUOTA_FAILURE__VIOLATION__INIT;
+    Google__Rpc__QuotaFailure__Violation *list[1] = {&violation};
+    Google__Rpc__QuotaFailure quota = GOOGLE__RPC__QUOTA_FAILURE__INIT;
+    char subject[KV_USER_NAME_MAX + 8], description[128];
+    (void)snprintf(subject, sizeof(subject), "user:%s",
+                   req->user_name == NULL ? "" : req->user_name);
+    (void)snprintf(description, sizeof(description), "%.40s limit=%.24s value=%.24s",
+                   text(failure->field), text(failure->limit), text(failure->value));
+    violation.subject = subject;
+    violation.description = description;
+    quota.violations = list;
+    quota.n_violations = 1;
+    return pack(req->arena, &quota.base);
+}
+
 struct kv_bytes rpc_encode_failure(struct request *req)
 {
     const struct request_failure *failure = &req->out.failure;
     Google__Rpc__Status status = GOOGLE__RPC__STATUS__INIT;
-    Google__Rpc__Any any[DETAILS_MAX] = {GOOGLE__RPC__ANY__INIT, GOOGLE__RPC__ANY__INIT};
-    Google__Rpc__Any *details[DETAILS_MAX] = {&any[0], &any[1]};
+    Google__Rpc__Any any[DETAILS_MAX];
+    Google__Rpc__Any *details[DETAILS_MAX];
+    size_t count = 1;
 
     assert(failure->failed);
+    for (size_t i = 0; i < DETAILS_MAX; i++) {
+        google__rpc__any__init(&any[i]);
+        details[i] = &any[i];
+    }
     any[0].type_url = text("type.googleapis.com/google.rpc.ErrorInfo");
     any[0].value = error_info(req->arena, failure);
-    any[1].type_url = text("type.googleapis.com/google.rpc.RetryInfo");
-    any[1].value = retry_info(req->arena, failure->retry_ms);
-    if (any[0].value.data == NULL || any[1].value.data == NULL) return (struct kv_bytes){NULL, 0};
+    if (failure->retry_ms > 0) {
+        any[count].type_url = text("type.googleapis.com/google.rpc.RetryInfo");
+        any[count++].value = retry_info(req->arena, failure->retry_ms);
+    }
+    if (is_of_quota(failure->reason)) {
+        any[count].type_url = text("type.googleapis.com/google.rpc.QuotaFailure");
+        any[count++].value = quota_failure(req);
+    }
+    for (size_t i = 0; i < count; i++)
+        if (any[i].value.data == NULL) return (struct kv_bytes){NULL, 0};
 
     status.code = kv_reason_info(failure->reason)->grpc_code;
     status.message = text(failure->text);
-    status.n_details = failure->retry_ms > 0 ? 2 : 1;
+    status.n_details = count;
     status.details = details;
     const ProtobufCBinaryData packed = pack(req->arena, &status.base);
     return (struct kv_bytes){packed.data, packed.data == NULL ? 0 : packed.len};

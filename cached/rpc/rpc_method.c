@@ -51,6 +51,12 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     BY_SHARD(ADMIN, "RotateKey", "rotate_key", REQUEST_ROTATE_KEY, OPS),
     BY_SHARD(ADMIN, "Why", "why", REQUEST_WHY, OPS | HARNESS),
     BY_SHARD(ADMIN, "PurgeModel", "purge_model", REQUEST_PURGE_MODEL, OPS),
+    BY_SHARD(ADMIN, "SetQuota", "set_quota", REQUEST_SET_QUOTA, OPS),
+    BY_SHARD(ADMIN, "GetQuota", "get_quota", REQUEST_GET_QUOTA, OPS | HARNESS),
+    BY_SHARD(ADMIN, "DeleteQuota", "delete_quota", REQUEST_DELETE_QUOTA, OPS),
+    BY_SHARD(ADMIN, "SetPlan", "set_plan", REQUEST_SET_PLAN, OPS),
+    BY_SHARD(ADMIN, "ListPlans", "list_plans", REQUEST_LIST_PLANS, OPS),
+    BY_SHARD(ADMIN, "ListUsers", "list_users", REQUEST_LIST_USERS, OPS),
     [RPC_METHOD_CONFIG] = {ADMIN "GetConfig", "GetConfig", "get_config", RPC_BY_CONFIG, 0, READERS},
     [RPC_METHOD_CHECK] = {HEALTH "Check", "Check", "check", RPC_BY_CHECK, 0, 0},
     [RPC_METHOD_WATCH] = {HEALTH "Watch", "Watch", "watch", RPC_BY_WATCH, 0, 0},
@@ -63,10 +69,6 @@ static const struct rpc_method methods[RPC_METHOD_COUNT] = {
     }
 
 static const struct rpc_method later[] = {
-    LATER(ADMIN, "SetQuota"),
-    LATER(ADMIN, "GetQuota"),
-    LATER(ADMIN, "DeleteQuota"),
-    LATER(ADMIN, "ListUsers"),
     LATER(ADMIN, "WatchStats"),
     LATER(ADMIN, "Evict"),
     LATER(ADMIN, "PublishPrefix"),

@@ -127,6 +127,7 @@ static void commit_end(struct commit *commit, bool saved)
     kv_write_destroy(commit->write);
     kv_batch_discard(commit->batch);
     free(commit);
+    if (saved) admit_turns(shard, session);
     if (waiter != NULL) {
         waiter->commit = NULL;
         waiter->wake(waiter);

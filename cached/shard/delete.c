@@ -37,6 +37,7 @@ struct removal {
 #ifdef CACHED_TEST_HOOKS
     uint64_t held_ns; /* A planted bug: not posted before this. */
 #endif
+    struct kv_loss loss; /* Cause QUOTA: for room; the flow goes on. */
     /* EraseUser. */
     struct kv_user *user; /* NULL: DeleteSession. */
     struct kv_session_id *ids;
@@ -72,6 +73,11 @@ static void removal_end(struct removal *removal)
 {
     struct flow *flow = removal->flow;
     if (removal->user != NULL && !removal->dry_run) removal->user->erasing = false;
+    if (removal->loss.cause == KV_REASON_QUOTA) {
+        removal_free(removal);
+        flow->wake(flow);
+        return;
+    }
     if (flow != NULL) flow->req->out.receipt = removal->receipt;
     removal_free(removal);
     if (flow != NULL) flow_finish(flow);
@@ -92,6 +98,11 @@ static void session_let_go(struct removal *removal)
 static void removal_fail(struct removal *removal, kv_status status)
 {
     session_let_go(removal);
+    if (removal->loss.cause == KV_REASON_QUOTA) {
+        removal->flow->quota_tries = UINT32_MAX; /* It has to do without. */
+        removal_end(removal);
+        return;
+    }
     if (removal->flow != NULL && !removal->flow->failed) {
         if (status == KV_IO)
             flow_fail(removal->flow, KV_REASON_SSD_READ_ONLY, "manifest", NULL, NULL);
@@ -147,7 +158,10 @@ static struct kv_record_deleted deleted_record(const struct removal *removal)
 {
     return (struct kv_record_deleted){
         .user = removal->session->user->id,
-        .cause = KV_REASON_DELETED,
+        .cause = removal->loss.cause == KV_REASON_QUOTA ? KV_REASON_QUOTA : KV_REASON_DELETED,
+        .limit_of = removal->loss.limit_of,
+        .limit = removal->loss.limit,
+        .value = removal->loss.value,
         .removed_ms = kv_store_now_ms(removal->shard->store),
         .checkpoints = (uint32_t)KV_MIN(removal->nodes, (uint64_t)UINT32_MAX),
         .bytes = removal->pages * removal->shard->layout->page_bytes,
@@ -536,6 +550,15 @@ static struct removal *removal_make(struct flow *flow, bool dry_run)
     removal->next = flow->shard->removals;
     flow->shard->removals = removal;
     return removal;
+}
+
+bool delete_for_quota(struct flow *flow, struct kv_session *session, const struct kv_loss *loss)
+{
+    struct removal *removal = removal_make(flow, false);
+    if (removal == NULL) return false;
+    removal->loss = *loss;
+    session_start(removal, session);
+    return true;
 }
 
 void flow_delete_session(struct flow *flow)

@@ -102,6 +102,7 @@ static void decode_done(struct flow *flow)
     if (live != NULL)
         memcpy(live->ids + flow->first_position, flow->job.out_tokens, sizeof(uint32_t) * made);
     flow->shard->counters.decoded_tokens += made;
+    admit_computed(flow, made);
     answers_decoded(flow, made);
     answers_pump(flow);
     if (flow->count > 0) { /* The head was not in memory: a resume like any other. */
@@ -308,7 +309,7 @@ static void decode_begun(struct flow *flow)
 
 void flow_decode(struct flow *flow)
 {
-    if (!flow_find_session(flow) || !flow_claim_session(flow)) {
+    if (!flow_find_session(flow) || !flow_claim_session(flow) || !admit_turn(flow)) {
         flow_finish(flow);
         return;
     }

@@ -129,12 +129,21 @@ static bool fork_again(struct flow *flow)
 
 /* ---- the new one ---- */
 
+#define KIND_MAIN_SESSION 1
+
+static void fork_look(struct flow *flow);
+
 static void fork_make(struct flow *flow, struct kv_node *node)
 {
     struct kv_store *store = flow->shard->store;
     const struct request_in *in = &flow->req->in;
     const uint64_t now_ms = kv_store_now_ms(store);
     if (!session_has_room(flow, kind_of(flow))) {
+        flow_finish(flow);
+        return;
+    }
+    if (kind_of(flow) == KIND_MAIN_SESSION && admit_session(flow, fork_look) == FLOW_WAIT) return;
+    if (flow->failed) {
         flow_finish(flow);
         return;
     }

@@ -27,6 +27,8 @@ static uint32_t head_position(const struct kv_session *session)
 
 /* ---- OpenSession ---- */
 
+#define KIND_MAIN_SESSION 1
+
 static void record_done(void *context, kv_status status)
 {
     struct flow *flow = context;
@@ -151,6 +153,10 @@ void flow_open_session(struct flow *flow)
 
     struct kv_session *session = kv_index_session_find(shard->store->index, &req->in.session);
     const struct kv_user *user = kv_index_user_find(shard->store->index, &req->user);
+    if (flow->failed) { /* While room was made for it. */
+        flow_finish(flow);
+        return;
+    }
     if ((session != NULL && session->deleting) || (user != NULL && user->erasing)) {
         flow_fail(flow, KV_REASON_SESSION_BUSY, "session_id", NULL, req->in.session_name);
         req->out.failure.retry_ms = 50;
@@ -160,6 +166,12 @@ void flow_open_session(struct flow *flow)
     const bool is_new = kv_index_entry_find(shard->store->index, &req->in.session) == NULL;
     req->out.created = is_new;
     if (is_new && (!parent_is_there(flow, parent) || !session_has_room(flow, kind))) {
+        flow_finish(flow);
+        return;
+    }
+    if (is_new && kind == KIND_MAIN_SESSION && admit_session(flow, flow_open_session) == FLOW_WAIT)
+        return;
+    if (flow->failed) {
         flow_finish(flow);
         return;
     }

@@ -46,6 +46,31 @@ static bool save_waits(struct flow *flow)
 
 static void save_now(struct flow *flow);
 
+/* Pages that this save adds at most, to those of the checkpoint below. */
+static uint32_t new_pages(const struct flow *flow, const struct live *live)
+{
+    const uint32_t end = kv_pages_for(flow->points[flow->point_count - 1].tokens);
+    const uint32_t there = live->node == NULL ? 0 : live->node->tokens / KV_PAGE_TOKENS;
+    return end > there ? end - there : 0;
+}
+
+/* True: it is saved later, or not at all. */
+static bool is_held_back(struct flow *flow)
+{
+    struct request *req = flow->req;
+    const struct live *live = flow->beside != NULL ? flow->beside : flow->live;
+    const enum kv_reason before = req->out.save_reason;
+    /* Beside a Decode nothing is waited for: the history moves on. */
+    if (flow->beside != NULL) flow->quota_tries = UINT32_MAX;
+    if (admit_pages(flow, new_pages(flow, live), save_now) == FLOW_WAIT) return true;
+    if (req->out.save_reason == before) return false;
+    flow->shard->counters.save_refused++;
+    for (uint32_t i = 0; i < flow->point_count; i++)
+        flow->points[i].node = NULL;
+    turn_saved(flow);
+    return true;
+}
+
 void turn_save(struct flow *flow, void (*after)(struct flow *flow))
 {
     flow->after_save = after;
@@ -61,7 +86,7 @@ void turn_save(struct flow *flow, void (*after)(struct flow *flow))
 static void save_now(struct flow *flow)
 {
     struct request *req = flow->req;
-    if (save_waits(flow)) return;
+    if (save_waits(flow) || is_held_back(flow)) return;
     for (uint32_t i = 0; i < flow->point_count; i++) {
         flow->points[i].pool_slot = flow->reserved[i];
         flow->reserved[i] = KV_POOL_SLOT_NONE;
@@ -134,6 +159,7 @@ static void prefill_done(struct flow *flow)
     shard->counters.hit_tokens += out->hit_tokens;
     shard->counters.replayed_tokens += out->replayed_tokens;
     shard->counters.computed_tokens += out->computed_tokens;
+    admit_computed(flow, out->computed_tokens);
     flow->session->fell_back = false;
     turn_save(flow, turn_reply);
 }
@@ -240,7 +266,7 @@ static void prefill_begun(struct flow *flow)
 
 void flow_prefill(struct flow *flow)
 {
-    if (!flow_find_session(flow) || !flow_claim_session(flow)) {
+    if (!flow_find_session(flow) || !flow_claim_session(flow) || !admit_turn(flow)) {
         flow_finish(flow);
         return;
     }

@@ -45,6 +45,12 @@ static flow_fn *const entries[REQUEST_METHOD_COUNT] = {
     [REQUEST_ERASE_USER] = flow_erase_user,
     [REQUEST_WHY] = flow_why,
     [REQUEST_PURGE_MODEL] = flow_purge_model,
+    [REQUEST_SET_QUOTA] = flow_set_quota,
+    [REQUEST_GET_QUOTA] = flow_get_quota,
+    [REQUEST_DELETE_QUOTA] = flow_delete_quota,
+    [REQUEST_SET_PLAN] = flow_set_plan,
+    [REQUEST_LIST_PLANS] = flow_list_plans,
+    [REQUEST_LIST_USERS] = flow_list_users,
 };
 
 static void poke_run(struct kv_msg *msg)
@@ -118,6 +124,11 @@ static void dispatch(struct kv_msg *msg)
 void flow_start(struct flow *flow)
 {
     if (flow_cancelled(flow)) {
+        flow_finish(flow);
+        return;
+    }
+    if (flow->req->in.session_name != NULL && flow->req->method != REQUEST_WHY &&
+        !admit_request(flow)) {
         flow_finish(flow);
         return;
     }

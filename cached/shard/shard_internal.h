@@ -167,8 +167,9 @@ struct flow {
     uint32_t stage;
     bool holds_session;
     bool failed;
-    bool closed;      /* Its session goes: it ends whoever waits for it. */
-    atomic_bool stop; /* Looked at by the worker: set by flow_stop(). */
+    uint32_t quota_tries; /* Sessions that went to make room for it. */
+    bool closed;          /* Its session goes: it ends whoever waits for it. */
+    atomic_bool stop;     /* Looked at by the worker: set by flow_stop(). */
     /* With a request_id (answers.c): what it makes, or (joins) waits for or sends again. */
     struct answer *answer;
     bool joins;
@@ -303,6 +304,12 @@ void flow_delete_session(struct flow *flow);
 void flow_erase_user(struct flow *flow);
 void flow_why(struct flow *flow);
 void flow_purge_model(struct flow *flow);
+void flow_set_quota(struct flow *flow);
+void flow_get_quota(struct flow *flow);
+void flow_delete_quota(struct flow *flow);
+void flow_set_plan(struct flow *flow);
+void flow_list_plans(struct flow *flow);
+void flow_list_users(struct flow *flow);
 
 /* False (and failed): the user has too many sessions of that kind. */
 bool session_has_room(struct flow *flow, uint8_t kind);
@@ -520,6 +527,31 @@ struct removal;
 /* Removals whose session is at rest now go on. */
 void delete_tick(struct shard *shard);
 
+/* Deletes a session at rest to make room for the flow, and wakes that; false: it cannot begin. */
+bool delete_for_quota(struct flow *flow, struct kv_session *session, const struct kv_loss *loss);
+
+/* ---- quotas ---- */
+
+struct kv_quota quota_of(const struct shard *shard, const struct kv_user *user);
+/* What counts against a limit now; 0 for those that are not of the user as a whole.  NULL: a user
+ * without sessions. */
+uint64_t quota_used(const struct shard *shard, const struct kv_user *user, enum kv_quota_kind kind);
+uint64_t quota_saves(const struct shard *shard, const struct kv_user *user);
+struct kv_quota_victim quota_victim(const struct kv_session *session);
+
+/* One more session of kind MAIN.  FLOW_WAIT: `again` runs when another one is gone.  FLOW_NEXT: it
+ * fits, or the flow has failed. */
+enum flow_next admit_session(struct flow *flow, void (*again)(struct flow *flow));
+/* So many more pages of the flow's session; refused: out.save_reason is set. */
+enum flow_next admit_pages(struct flow *flow, uint32_t pages, void (*again)(struct flow *flow));
+/* False (and failed): too many calls, or saves, or tokens, for now. */
+bool admit_request(struct flow *flow);
+bool admit_turn(struct flow *flow);
+/* A checkpoint was saved: of more turns than the quota allows the oldest lose theirs. */
+void admit_turns(struct shard *shard, struct kv_session *session);
+/* What the turn came to. */
+void admit_computed(struct flow *flow, uint64_t tokens);
+
 /* ---- purge ---- */
 
 struct purge;
@@ -574,6 +606,9 @@ struct shard_counters {
     uint64_t room_waits, room_refused; /* Saves that found the SSD tier full. */
     uint64_t late_saves;               /* Not waited for. */
     uint64_t sessions_deleted;
+    uint64_t quota_sessions; /* Deleted by a quota; counted in sessions_deleted, too. */
+    uint64_t quota_turns; /* Checkpoints that lost id and window to it. */
+    uint64_t quota_refused[KV_QUOTA_COUNT];
     uint64_t answers_repeated, answers_joined, answers_continued, answers_refused;
 };
 

@@ -58,6 +58,27 @@ static void fill_tiers(struct shard *shard, struct request_stats *stats)
     };
 }
 
+static void fill_quotas(struct request_stats *stats, const struct shard_counters *counters)
+{
+    static const char help[] = "Calls and saves refused because a user's quota has no room.";
+    static const char *const labels[KV_QUOTA_COUNT] = {
+        [KV_QUOTA_SESSIONS] = "limit=\"sessions\"",
+        [KV_QUOTA_TURNS] = "limit=\"turns\"",
+        [KV_QUOTA_BYTES_SSD] = "limit=\"bytes_ssd\"",
+        [KV_QUOTA_REQUESTS_PER_S] = "limit=\"requests_per_s\"",
+        [KV_QUOTA_TOKENS_PER_S] = "limit=\"tokens_per_s\"",
+        [KV_QUOTA_SAVES] = "limit=\"saves\"",
+    };
+    for (unsigned i = 0; i < KV_QUOTA_COUNT; i++)
+        if (i != KV_QUOTA_TURNS) /* They are never a reason to refuse. */
+            add(stats, "cached_quota_rejects_total", labels[i], (double)counters->quota_refused[i],
+                help);
+    add(stats, "cached_quota_sessions_total", NULL, (double)counters->quota_sessions,
+        "Sessions deleted to make room within their user's quota.");
+    add(stats, "cached_quota_checkpoints_total", NULL, (double)counters->quota_turns,
+        "Checkpoints that lost id and window to a quota of turns; their rows stayed.");
+}
+
 static void fill_resumes(struct shard *shard, struct request_stats *stats)
 {
     const struct shard_counters *counters = &shard->counters;
@@ -85,7 +106,7 @@ static void fill_resumes(struct shard *shard, struct request_stats *stats)
     add(stats, "cached_failed_requests_total", NULL, (double)counters->failures,
         "Requests that ended with an error.");
     add(stats, "cached_sessions_deleted_total", NULL, (double)counters->sessions_deleted,
-        "Sessions removed by DeleteSession and EraseUser.");
+        "Sessions removed by DeleteSession, EraseUser, and quotas.");
     add(stats, "cached_live_evictions_total", NULL, (double)counters->live_evictions,
         "Idle live sessions put back to their last checkpoint to make room.");
     for (uint32_t i = 0; i < KV_REASON_COUNT; i++) {
@@ -473,6 +494,7 @@ void flow_get_stats(struct flow *flow)
     fill_identity(flow->shard, stats);
     fill_tiers(flow->shard, stats);
     fill_resumes(flow->shard, stats);
+    fill_quotas(stats, &flow->shard->counters);
     fill_sessions(flow->shard, stats);
     fill_slots(flow->shard, stats);
     fill_store(flow->shard, stats);

@@ -77,6 +77,9 @@
 /* DiskUsage, one answer: records looked at (a session is never cut), and rows. */
 #define KV_USAGE_RECORDS_MAX 65536u
 #define KV_USAGE_ROWS_MAX 1000u
+#define KV_PLANS_MAX 64u         /* Of quotas. */
+#define KV_QUOTA_USERS_MAX 65536u /* Users with limits of their own. */
+#define KV_QUOTA_NEXT_MAX 8u     /* What goes next, as it is told. */
 #define KV_PURGE_MODELS_MAX 64u /* Told apart by one PurgeModel call. */
 
 #define KV_SUB_SESSIONS_MAX 64u /* Sub and ephemeral sessions, for each main one of a user. */

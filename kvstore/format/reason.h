@@ -34,7 +34,9 @@
     X(CLOCK_NOT_VIRTUAL) X(CLOCK_STEP_INVALID) X(MODEL_LOST) X(INTERNAL)                           \
     X(SCRUB_INVALID) X(USER_INVALID) X(USER_NOT_FOUND) X(ENCRYPTION_OFF) X(MASTER_KEY_INVALID)     \
     /* failures: why and quotas */                                                                 \
-    X(POSITION_INVALID) X(MODEL_INVALID) X(MODEL_IN_USE)
+    X(POSITION_INVALID) X(MODEL_INVALID) X(MODEL_IN_USE)                                           \
+    X(QUOTA_SESSIONS) X(QUOTA_BYTES_SSD) X(QUOTA_REQUESTS) X(QUOTA_TOKENS) X(QUOTA_SAVES)          \
+    X(QUOTA_INVALID) X(QUOTAS_FULL) X(PLAN_INVALID) X(PLAN_NOT_FOUND) X(PLAN_IN_USE)
 /* clang-format on */
 
 enum kv_reason {

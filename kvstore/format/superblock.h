@@ -39,9 +39,10 @@
 #define KV_FEATURE_QUARANTINE 4ull /* Records Q. */
 #define KV_FEATURE_FORKS 16ull     /* Sessions and nodes of version 2. */
 #define KV_FEATURE_HISTORY 32ull   /* Records T H, D and L. */
+#define KV_FEATURE_QUOTAS 64ull    /* Records Y and B. */
 #define KV_FEATURES_KNOWN                                                                          \
     (KV_FEATURE_SEGMENTS | KV_FEATURE_ENCRYPTION | KV_FEATURE_QUARANTINE | KV_FEATURE_FORKS |      \
-     KV_FEATURE_HISTORY)
+     KV_FEATURE_HISTORY | KV_FEATURE_QUOTAS)
 
 struct kv_superblock {
     struct kv_directory_id id;

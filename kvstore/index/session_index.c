@@ -290,6 +290,59 @@ void kv_index_node_remove(struct kv_index *index, struct kv_node *node)
     node_give(index, node);
 }
 
+bool kv_index_may_join(const struct kv_node *node, const struct kv_node *below)
+{
+    return node->session == below->session && node->kernels == below->kernels &&
+           node->foreign == below->foreign &&
+           node->replay_count + below->replay_count <= KV_REPLAYS_MAX;
+}
+
+/* Both lists of pages, without the page that the two share: the child's is the fuller one. */
+static bool join_pages(struct kv_index *index, const struct kv_node *node, struct kv_node *below)
+{
+    const uint32_t first = node->page_count - (node->tokens % KV_PAGE_TOKENS != 0);
+    uint32_t *pages = malloc(sizeof(*pages) * (first + below->page_count));
+    if (pages == NULL) return false;
+    for (uint32_t i = 0; i < first; i++) {
+        pages[i] = node->pages[i];
+        kv_index_page_ref(index, pages[i]);
+    }
+    memcpy(pages + first, below->pages, sizeof(*pages) * below->page_count);
+    free(below->pages);
+    below->pages = pages;
+    below->page_count += first;
+    index->heap_bytes += sizeof(*pages) * first;
+    return true;
+}
+
+bool kv_index_node_join(struct kv_index *index, struct kv_node *node)
+{
+    struct kv_session *session = node->session;
+    struct kv_node *below = node->child;
+    assert(node->used && below != NULL && below->sibling == NULL && below->session == session);
+    assert(node->image.slot == KV_POOL_SLOT_NONE && kv_index_may_join(node, below));
+    if (!join_pages(index, node, below)) return false;
+    memmove(below->replays + node->replay_count, below->replays,
+            sizeof(*below->replays) * below->replay_count);
+    memcpy(below->replays, node->replays, sizeof(*below->replays) * node->replay_count);
+    below->replay_count = (uint8_t)(below->replay_count + node->replay_count);
+
+    struct kv_node **link = node->parent == NULL ? &session->tree->roots : &node->parent->child;
+    while (*link != node)
+        link = &(*link)->sibling;
+    *link = below;
+    below->sibling = node->sibling;
+    below->parent = node->parent;
+    session->node_count--;
+    session->tree->removals++;
+    if (node->recorded) session->recorded_nodes--;
+    for (uint32_t i = 0; i < node->page_count; i++)
+        kv_index_page_unref(index, node->pages[i]);
+    index->heap_bytes -= sizeof(uint32_t) * node->page_count;
+    node_give(index, node);
+    return true;
+}
+
 struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_checkpoint_id *id)
 {
     struct kv_node *node = NULL;

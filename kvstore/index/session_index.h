@@ -15,6 +15,7 @@
 
 #include "kvstore/base/digest.h"
 #include "kvstore/base/limits.h"
+#include "kvstore/base/rate.h"
 #include "kvstore/format/ids.h"
 #include "kvstore/format/image.h"
 #include "kvstore/format/reason.h"
@@ -51,6 +52,7 @@ struct kv_user {
     void *keys;                      /* The store's: data keys, the newest first; NULL: none. */
     uint32_t pages;                  /* Of all sessions, as below. */
     uint32_t mains, others;          /* Sessions of kind main, and of the others. */
+    struct kv_rate requests, tokens; /* What his quota still lets through. */
     struct kv_user *next;
 };
 
@@ -277,6 +279,12 @@ uint32_t kv_index_replays(const struct kv_node *node, uint32_t from, uint32_t be
                           uint32_t max);
 /* A record names it, or will with the batch that is being filled. */
 void kv_index_node_recorded(struct kv_node *node);
+/* Whether the node can become part of its child `below`: made by one session and one family of
+ * kernels, and an edge holds the replays of both. */
+bool kv_index_may_join(const struct kv_node *node, const struct kv_node *below);
+/* The node's edge becomes the first part of its only child's (asserted), and the node is gone.  Its
+ * window was dropped before.  Only memory changes.  False: no memory, nothing changed. */
+bool kv_index_node_join(struct kv_index *index, struct kv_node *node);
 /* Unlinks and frees a leaf (asserted); drops its page references. */
 void kv_index_node_remove(struct kv_index *index, struct kv_node *node);
 struct kv_node *kv_index_node_find(struct kv_session *session, const struct kv_checkpoint_id *id);

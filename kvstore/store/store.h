@@ -21,11 +21,13 @@
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/format/old_branch.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
 #include "kvstore/index/match.h"
 #include "kvstore/index/session_index.h"
+#include "kvstore/plan/quota.h"
 #include "kvstore/plan/timeline.h"
 #include "kvstore/tier/tier_hbm.h"
 #include "kvstore/tier/tier_pool.h"
@@ -55,6 +57,7 @@ struct kv_store_options {
     uint64_t pool_ttl_ms, rows_ttl_ms;
     uint64_t erase_within_ms; /* Of what is stored no more, on SSD (plan/erase.h); 0: never. */
     uint32_t sessions_max;    /* KV_SESSIONS_MAX; fewer in test builds. */
+    struct kv_quota quota;    /* The default plan, until a record takes its place. */
     /* While kv_store_open() runs, on its thread; phase is static.  NULL: nobody asks. */
     void (*progress)(void *context, const char *phase, uint32_t percent);
     void *progress_context;
@@ -149,7 +152,8 @@ struct kv_store {
     /* The last sessions that went, oldest first; heap, KV_DELETED_MAX; store_history.c. */
     struct kv_deleted *deleted;
     uint32_t deleted_count;
-    bool told_refused; /* That memory is not registered for I/O. */
+    struct kv_quotas *quotas; /* store_quota.c */
+    bool told_refused;        /* That memory is not registered for I/O. */
 };
 
 /* Before anything in options->dir is opened: makes its superblock, or compares it with the options.
@@ -302,6 +306,9 @@ void kv_store_drop_node(struct kv_store *store, struct kv_node *node, enum kv_re
 /* The same, for a limit that is named. */
 void kv_store_drop_node_for(struct kv_store *store, struct kv_node *node,
                             const struct kv_loss *loss);
+/* A node with one child loses its id and its window; its rows are part of the child's edge from now
+ * on.  Where that cannot be done the node stays. */
+void kv_store_join_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss);
 /* Removes leaves whose time is up. */
 void kv_store_drop_expired(struct kv_store *store, struct kv_session *session);
 
@@ -353,6 +360,51 @@ void kv_store_roll_back(struct kv_store *store, struct kv_session *session, stru
                         const struct kv_node *target, kv_before_drop_fn *before);
 /* Removals not yet posted: the caller adds to them and posts.  NULL: out of memory. */
 struct kv_batch *kv_store_take_removals(struct kv_store *store);
+
+/* ---- store_quota.c: plans, and what users have of their own ---- */
+
+#define KV_PLAN_DEFAULT "default"
+
+struct kv_plan_entry {
+    char name[KV_PLAN_NAME_MAX + 1];
+    struct kv_quota quota;
+    bool is_recorded; /* False: the default plan as it is configured. */
+};
+struct kv_quota_entry {
+    struct kv_user_id id;
+    char name[KV_USER_NAME_MAX + 1];
+    char plan[KV_PLAN_NAME_MAX + 1]; /* "": the default one. */
+    struct kv_quota_own own;
+};
+
+/* What a user may have now. */
+struct kv_quota kv_store_quota(const struct kv_store *store, const struct kv_user_id *user);
+/* NULL: he has nothing of his own.  Valid until the next apply, like the next three. */
+const struct kv_quota_entry *kv_store_quota_own(const struct kv_store *store,
+                                                const struct kv_user_id *user);
+const struct kv_plan_entry *kv_store_plan(const struct kv_store *store, const char *name);
+/* NULL: behind the last one. */
+const struct kv_plan_entry *kv_store_plan_at(const struct kv_store *store, uint32_t index);
+const struct kv_quota_entry *kv_store_quota_at(const struct kv_store *store, uint32_t index);
+
+enum kv_quota_change_kind {
+    KV_QUOTA_CHANGE_PLAN,    /* plan is new or another now. */
+    KV_QUOTA_CHANGE_NO_PLAN, /* plan.name is gone; the default one is as configured. */
+    KV_QUOTA_CHANGE_USER,    /* user likewise. */
+    KV_QUOTA_CHANGE_NO_USER, /* user.id has nothing of its own. */
+};
+struct kv_quota_change {
+    enum kv_quota_change_kind kind;
+    struct kv_plan_entry plan;
+    struct kv_quota_entry user;
+};
+/* KV_BUSY: KV_QUOTA_USERS_MAX or KV_PLANS_MAX are there.  NULL: not asked about. */
+kv_status kv_store_quota_room(struct kv_store *store, const struct kv_user_id *user,
+                              const char *plan) KV_MUST_CHECK;
+/* Its record; it counts when kv_store_quota_apply() is called, which is when that is durable. */
+kv_status kv_batch_quota(struct kv_batch *batch, struct kv_store *store,
+                         const struct kv_quota_change *change, struct kv_error *err) KV_MUST_CHECK;
+void kv_store_quota_apply(struct kv_store *store, const struct kv_quota_change *change);
 
 /* ---- store_quarantine.c: places that are given to nobody any more ---- */
 

@@ -45,6 +45,10 @@ kv_status kv_store_take_history(struct kv_store *store, struct kv_tree *tree,
 
 /* A leaf, its record and what only it needs; not the record of the session that made it. */
 void kv_store_drop_leaf(struct kv_store *store, struct kv_node *leaf, const struct kv_loss *loss);
+/* ---- store_quota.c ---- */
+
+kv_status kv_store_quota_open(struct kv_store *store, struct kv_error *err) KV_MUST_CHECK;
+void kv_store_quota_close(struct kv_store *store);
 
 /* ---- store_time.c: the time that ages are counted by ---- */
 

@@ -191,6 +191,7 @@ static kv_status recover(struct kv_store *store, struct kv_error *err)
     kv_store_time_judge(store);
     status = kv_keys_settle(store, err);
     if (status == KV_OK) status = kv_store_recover_quarantine(store, err);
+    if (status == KV_OK) status = kv_store_quota_open(store, err);
     kv_store_history_feature(store);
     if (status == KV_OK) status = kv_store_recover_deleted(store, err);
     if (status == KV_OK) status = kv_store_recover_old_branches(store, err);
@@ -442,6 +443,7 @@ void kv_store_close(struct kv_store *store)
     free(store->quarantined);
     free(store->old_branches);
     free(store->deleted);
+    kv_store_quota_close(store);
     free(store);
 }
 

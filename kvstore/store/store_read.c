@@ -419,3 +419,29 @@ void kv_store_drop_expired(struct kv_store *store, struct kv_session *session)
     }
     counts_after(store, session->tree);
 }
+
+void kv_store_join_node(struct kv_store *store, struct kv_node *node, const struct kv_loss *loss)
+{
+    struct kv_tree *tree = node->session->tree;
+    struct kv_node *below = node->child;
+    const struct kv_checkpoint_id id = node->id;
+    const uint32_t from = node->parent == NULL ? 0 : node->parent->tokens;
+    const uint32_t to = node->tokens;
+    struct kv_batch *dead = kv_store_dead_batch(store);
+    if (dead == NULL) return;
+    counts_before(tree);
+    kv_pool_drop(store->pool, &node->image, loss->cause);
+    store->removing = loss->cause;
+    const bool joined = kv_index_node_join(store->index, node);
+    store->removing = KV_REASON_NONE;
+    if (!joined) return;
+    /* In one batch: the longer edge, and the node that is part of it gone. */
+    if (kv_batch_node(dead, below) != KV_OK ||
+        kv_batch_delete_node(dead, &tree->id, &id) != KV_OK)
+        kv_log(store->options.log, KV_LOG_ERROR, "record_leaked", "kind=node");
+    store->counters.nodes_dropped++;
+    store->counters.removed_nodes[loss->cause]++;
+    store->checkpoints--;
+    kv_store_note_removed(store, tree, &id, from, to, loss);
+    counts_after(store, tree);
+}

@@ -120,6 +120,8 @@ static void fill_flags(struct rig *rig)
     ex_flag(flags, "--ssd.bytes=32MiB");
     ex_flag(flags, "--ssd.segment_bytes=256KiB");
     ex_flag(flags, "--index.ram=4MiB");
+    ex_flag(flags, "--quota.default_sessions=0");
+    ex_flag(flags, "--quota.default_turns=0");
     if (rig->options->encrypt) {
         cr_make_key(rig->scratch);
         ex_flag(flags, "--ssd.encryption=on");

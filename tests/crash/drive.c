@@ -102,6 +102,8 @@ static void fill_flags(struct driver *driver, uint32_t round)
     ex_flag(flags, "--ssd.bytes=64MiB");
     ex_flag(flags, "--ssd.segment_bytes=256KiB");
     ex_flag(flags, "--index.ram=4MiB");
+    ex_flag(flags, "--quota.default_sessions=0");
+    ex_flag(flags, "--quota.default_turns=0");
     /* Compaction at every start and while writing: most of each segment is of rewritten pages. */
     ex_flag(flags, "--ssd.compact_below=0.9");
     ex_flag(flags, "--ssd.compact_rate=1GiB");

@@ -58,6 +58,8 @@ bool ex_setup_start(struct ex_daemon *daemon, const struct ex_setup *setup, char
     ex_flag(flags, "--ssd.bytes=256MiB");
     ex_flag(flags, "--ssd.segment_bytes=4MiB");
     ex_flag(flags, "--index.ram=4MiB");
+    ex_flag(flags, "--quota.default_sessions=0");
+    ex_flag(flags, "--quota.default_turns=0");
     ex_flag(flags, "--io.backend=%s", setup->io_pool ? "pool" : "auto");
     ex_flag(flags, "--clock.mode=virtual");
     if (setup->plant != NULL) {

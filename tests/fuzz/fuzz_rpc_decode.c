@@ -93,6 +93,13 @@ static void check_accepted(const struct request *req)
                (in->u.scrub.action == SCRUB_START && rate_bytes >= KV_SCRUB_RATE_MIN &&
                 rate_bytes <= KV_SCRUB_RATE_MAX));
     }
+    if (req->method == REQUEST_WHY) EXPECT(in->u.why.position < KV_PROMPT_TOKENS_MAX);
+    if (req->method == REQUEST_SET_QUOTA || req->method == REQUEST_SET_PLAN) {
+        EXPECT((in->u.quota.set & in->u.quota.unset) == 0);
+        for (unsigned i = 0; i < KV_QUOTA_COUNT; i++)
+            EXPECT((in->u.quota.set & 1u << i) == 0 ||
+                   kv_quota_is_valid((enum kv_quota_kind)i, in->u.quota.limits[i]));
+    }
     if (req->method == REQUEST_CHECKPOINT)
         EXPECT(in->u.checkpoint.kind >= KIND_PREFILL_END && in->u.checkpoint.kind <= KIND_MANUAL);
     if (req->method == REQUEST_WAIT_DURABLE)
@@ -122,7 +129,8 @@ static void check_answer(struct request *req)
     req->out.why = kv_arena_alloc(req->arena, sizeof(*req->out.why));
     req->out.purge = kv_arena_alloc(req->arena, sizeof(*req->out.purge));
     EXPECT(req->out.stats != NULL && req->out.scrub != NULL && req->out.usage != NULL);
-    EXPECT(req->out.why != NULL && req->out.purge != NULL);
+    req->out.quota = kv_arena_alloc(req->arena, sizeof(*req->out.quota));
+    EXPECT(req->out.why != NULL && req->out.purge != NULL && req->out.quota != NULL);
     const ProtobufCMessage *message = rpc_encode(req, &about, &snapshot);
     EXPECT(message != NULL);
     EXPECT(protobuf_c_message_get_packed_size(message) < 4096);
@@ -265,6 +273,23 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
     Cached__Admin__V1__RotateKeyRequest rotate = CACHED__ADMIN__V1__ROTATE_KEY_REQUEST__INIT;
     Cached__Admin__V1__ScrubRequest scrub = CACHED__ADMIN__V1__SCRUB_REQUEST__INIT;
     Cached__Admin__V1__DiskUsageRequest usage = CACHED__ADMIN__V1__DISK_USAGE_REQUEST__INIT;
+    Cached__Admin__V1__WhyRequest why = CACHED__ADMIN__V1__WHY_REQUEST__INIT;
+    Cached__Admin__V1__PurgeModelRequest purge = CACHED__ADMIN__V1__PURGE_MODEL_REQUEST__INIT;
+    Cached__Admin__V1__SetQuotaRequest quota = CACHED__ADMIN__V1__SET_QUOTA_REQUEST__INIT;
+    Cached__Admin__V1__SetPlanRequest plan = CACHED__ADMIN__V1__SET_PLAN_REQUEST__INIT;
+    Cached__Admin__V1__ListUsersRequest users = CACHED__ADMIN__V1__LIST_USERS_REQUEST__INIT;
+    Cached__Admin__V1__SetLimit limit = CACHED__ADMIN__V1__SET_LIMIT__INIT;
+    Cached__Admin__V1__SetLimit *limits[1] = {&limit};
+    why.user = quota.user = (char *)"alice";
+    why.session_id = (char *)"s";
+    why.has_position = true;
+    purge.model = (char *)"0123456789abcdef";
+    limit.name = (char *)"turns";
+    limit.limit = 5;
+    plan.name = quota.plan = (char *)"small";
+    plan.limits = quota.limits = limits;
+    plan.n_limits = quota.n_limits = 1;
+    users.page_size = 5;
     static uint8_t id[16] = {1, 2};
     Cached__Session__V1__CompactRequest compact = CACHED__SESSION__V1__COMPACT_REQUEST__INIT;
     Cached__Session__V1__PinRequest pin = CACHED__SESSION__V1__PIN_REQUEST__INIT;
@@ -291,6 +316,12 @@ static size_t seed_ops(uint32_t index, uint8_t *buf, size_t bytes_max)
         {REQUEST_SCRUB, &scrub.base},
         {REQUEST_ROTATE_KEY, &rotate.base},
         {REQUEST_DISK_USAGE, &usage.base},
+        {REQUEST_WHY, &why.base},
+        {REQUEST_PURGE_MODEL, &purge.base},
+        {REQUEST_SET_QUOTA, &quota.base},
+        {REQUEST_GET_QUOTA, &why.base},
+        {REQUEST_SET_PLAN, &plan.base},
+        {REQUEST_LIST_USERS, &users.base},
     };
     if (index >= KV_ARRAY_COUNT(all)) return 0;
     return seed(all[index].method, all[index].message, buf, bytes_max);

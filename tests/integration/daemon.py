@@ -128,6 +128,7 @@ class Failure:
         self.message = error.details()
         self.reason = self.field = self.limit = self.value = None
         self.retry_ms = 0
+        self.quota = None  # (subject, description) of a QuotaFailure.
         for key, value in error.trailing_metadata() or ():
             if key == "grpc-status-details-bin":
                 self._read(value)
@@ -145,6 +146,9 @@ class Failure:
             if detail.type_url.endswith("RetryInfo"):
                 delay = status_pb2.RetryInfo.FromString(detail.value).retry_delay
                 self.retry_ms = delay.seconds * 1000 + delay.nanos // 1000000
+            if detail.type_url.endswith("QuotaFailure"):
+                violation, = status_pb2.QuotaFailure.FromString(detail.value).violations
+                self.quota = violation.subject, violation.description
 
     def __repr__(self):
         return (f"{self.code} {self.reason} field={self.field} limit={self.limit} "
@@ -276,6 +280,9 @@ class Daemon:
             "ssd.bytes": "64MiB",
             "ssd.segment_bytes": "8MiB",
             "index.ram": "16MiB",
+            # Most tests are about something else; it_quota.py has the default plan.
+            "quota.default_sessions": "0",
+            "quota.default_turns": "0",
         }
         if os.environ.get("CACHED_TEST_IO"):  # The suite once more, on this I/O backend.
             self.flags["io.backend"] = os.environ["CACHED_TEST_IO"]

@@ -199,6 +199,34 @@ def ssd_slow(_):
     hung.stop()
 
 
+@case("QUOTA_SAVES")
+def quota_saves(_):
+    """One save is in flight, on a disk that hangs: the next turn is refused before it computes."""
+    calls = Calls()
+    hung = d.Daemon({"io.backend": "pool"}, env=calls.env()).start()
+    hung.client("ops").admin.SetQuota(admin_pb.SetQuotaRequest(
+        user="alice", limits=[admin_pb.SetLimit(name="saves", limit=1)]))
+    alice = hung.client().session
+    for name in ("first", "next"):
+        alice.OpenSession(pb.OpenSessionRequest(session_id=name))
+    calls.hang("flush")
+    alice.Prefill(prefill(session_id="first", level=pb.LEVEL_ACCEPTED), timeout=4)
+    got = fails(alice.Prefill, prefill(session_id="next"), code="RESOURCE_EXHAUSTED",
+                reason="QUOTA_SAVES", field="saves", limit="1", value="1", timeout=4)
+    check(got is not None and got.retry_ms > 0, f"with a time to try again: {got!r}")
+    calls.work()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            equal(alice.Prefill(prefill(session_id="next")).save_reason, "", "then it goes on")
+            break
+        except grpc.RpcError:
+            time.sleep(0.05)
+    else:
+        check(False, "the save ended and the next turn is still refused")
+    hung.stop()
+
+
 @case("INDEX_FULL")
 def index_full(_):
     small = d.Daemon({"index.ram": "1MiB", "ssd.bytes": "1GiB", "ssd.segment_bytes": "64MiB",

@@ -211,7 +211,8 @@ static void format_given(const struct spawn_options *options, const struct spawn
 {
     (void)snprintf(text, text_bytes,
                    "[server]\nsocket = %s/sock\ntoken_file = %s/tokens\n"
-                   "[state]\ndir = %s\n[engine]\nbackend = %s\n[pool]\nbytes = 64MiB\n",
+                   "[state]\ndir = %s\n[engine]\nbackend = %s\n[pool]\nbytes = 64MiB\n"
+                   "[quota]\ndefault_sessions = 0\ndefault_turns = 0\n",
                    spawn->dir, spawn->dir, options->state_dir, options->backend);
 }
 
@@ -240,6 +241,7 @@ static bool write_files(const struct spawn_options *options, struct spawn *spawn
                    "[engine]\nbackend = %s\n%s%s\n%s%s\n"
                    "[hbm]\nbytes = 512MiB\n[pool]\nbytes = 512MiB\n"
                    "[ssd]\nbytes = 4GiB\nsegment_bytes = 16MiB\n"
+                   "[quota]\ndefault_sessions = 0\ndefault_turns = 0\n"
                    "[log]\nlevel = warn\n[clock]\nmode = virtual\n",
                    spawn->dir, spawn->dir, spawn->dir, options->backend,
                    options->model_dir ? "model_dir = " : "",

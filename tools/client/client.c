@@ -81,6 +81,12 @@ static const struct method methods[CLIENT_METHOD_COUNT] = {
     [CLIENT_ROTATE_KEY] = ADMIN_METHOD("RotateKey", rotate_key),
     [CLIENT_WHY] = ADMIN_METHOD("Why", why),
     [CLIENT_PURGE_MODEL] = ADMIN_METHOD("PurgeModel", purge_model),
+    [CLIENT_SET_QUOTA] = ADMIN_METHOD("SetQuota", set_quota),
+    [CLIENT_GET_QUOTA] = ADMIN_METHOD("GetQuota", get_quota),
+    [CLIENT_DELETE_QUOTA] = ADMIN_METHOD("DeleteQuota", delete_quota),
+    [CLIENT_SET_PLAN] = ADMIN_METHOD("SetPlan", set_plan),
+    [CLIENT_LIST_PLANS] = ADMIN_METHOD("ListPlans", list_plans),
+    [CLIENT_LIST_USERS] = ADMIN_METHOD("ListUsers", list_users),
 };
 
 static const struct method health_method = {

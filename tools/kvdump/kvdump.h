@@ -16,6 +16,7 @@
 #include "kvstore/format/old_branch.h"
 #include "kvstore/format/page.h"
 #include "kvstore/format/quarantine.h"
+#include "kvstore/format/quota.h"
 #include "kvstore/format/removal.h"
 #include "kvstore/format/superblock.h"
 #include "kvstore/index/manifest.h"
@@ -110,6 +111,7 @@ struct dump {
     struct kv_record_old_branch *old_branches; /* By session and checkpoint. */
     uint32_t old_branch_count, old_branch_capacity;
     uint32_t deleted_count; /* Sessions that are gone and say so. */
+    uint32_t plan_count, quota_count; /* Plans, and users with limits of their own. */
     uint32_t *claims;       /* Of each page: 1 + index of the session, 0: free. */
     uint8_t *page;          /* One, aligned. */
     struct dump_counts counts;

@@ -217,7 +217,7 @@ static json_t *directory_json(const struct dump *dump)
     return json_pack(
         "{s:o, s:i, s:s, s:I, s:I, s:b, s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
-        "s:I, s:I, s:I, s:o, s:o, s:o, s:I}",
+        "s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I}",
         "encryption", encryption_json(dump), "schema", 1, "directory", dump->dir, "layout_version",
         (json_int_t)KV_LAYOUT_VERSION, "features", (json_int_t)superblock->features, "doubt",
         (int)dump->is_doubted, "id", json_hex(superblock->id.bytes, 16), "created_ms",
@@ -233,7 +233,8 @@ static json_t *directory_json(const struct dump *dump)
         (json_int_t)(dump->noted_status == KV_OK ? dump->noted.number : 0), "clock_believed_ms",
         (json_int_t)dump->clock_floor_ms, "segments", segments_json(dump), "quarantined",
         quarantined_json(dump), "old_branches", old_branches_json(dump),
-        "deleted", (json_int_t)dump->deleted_count);
+        "deleted", (json_int_t)dump->deleted_count, "plans", (json_int_t)dump->plan_count,
+        "quotas", (json_int_t)dump->quota_count);
 }
 
 /* ---- text ---- */

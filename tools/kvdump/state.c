@@ -385,6 +385,43 @@ static kv_status visit_deleted(void *context, const struct kv_manifest_put *put)
     return KV_OK;
 }
 
+static void check_quotas(struct dump *dump, bool is_good, const char *what)
+{
+    if (!is_good)
+        dump_damage(dump, "manifest: the record of a %s is damaged, or another's", what);
+    else if ((dump->superblock.features & KV_FEATURE_QUOTAS) == 0)
+        dump_damage(dump, "superblock: a %s is recorded, its features lack bit 6", what);
+}
+
+static kv_status visit_plan(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_plan record;
+    uint8_t key[KV_KEY_QUOTA_MAX];
+    dump->plan_count++;
+    const bool is_good = kv_record_plan_decode(put->value, put->value_bytes, &record) == KV_OK &&
+                         put->key_bytes == kv_key_plan(record.name, key) &&
+                         memcmp(put->key, key, put->key_bytes) == 0;
+    check_quotas(dump, is_good, "plan");
+    return KV_OK;
+}
+
+static kv_status visit_quota(void *context, const struct kv_manifest_put *put)
+{
+    struct dump *dump = context;
+    struct kv_record_quota record;
+    uint8_t key[KV_KEY_QUOTA_MAX];
+    bool is_good = kv_record_quota_decode(put->value, put->value_bytes, &record) == KV_OK;
+    dump->quota_count++;
+    if (is_good) {
+        const struct kv_user_id id = kv_user_id_of(record.user);
+        is_good =
+            put->key_bytes == kv_key_quota(&id, key) && memcmp(put->key, key, put->key_bytes) == 0;
+    }
+    check_quotas(dump, is_good, "user's quota");
+    return KV_OK;
+}
+
 /* Notes, not damage of the directory as a whole: it is read without them. */
 static kv_status read_acknowledged(struct dump *dump, struct kv_error *err)
 {
@@ -410,9 +447,9 @@ static kv_status open_records(struct dump *dump, struct kv_error *err)
     static const struct {
         const char *prefix;
         kv_manifest_visit_fn *visit;
-    } passes[] = {{"M", visit_store},       {"C", visit_commit},  {"W", visit_clock},
-                  {"U", visit_user},        {"S", visit_session}, {"D", visit_deleted},
-                  {"G", dump_visit_segment}};
+    } passes[] = {{"M", visit_store}, {"C", visit_commit},  {"W", visit_clock},
+                  {"U", visit_user},  {"S", visit_session}, {"D", visit_deleted},
+                  {"Y", visit_plan},  {"B", visit_quota},   {"G", dump_visit_segment}};
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof(path), "%s/manifest", dump->dir);
     struct kv_error damage = {0};

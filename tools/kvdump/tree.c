@@ -194,7 +194,7 @@ static kv_status visit(void *context, const struct kv_manifest_put *put)
 {
     struct walk *walk = context;
     const uint8_t letter = put->key_bytes > 0 ? put->key[0] : 0;
-    if (letter != 0 && strchr("MCWUSGQD", letter) != NULL) return KV_OK; /* Read before. */
+    if (letter != 0 && strchr("MCWUSGQDLYB", letter) != NULL) return KV_OK; /* Read before. */
     if (letter == 'K' && walk->dump->keys != NULL) return KV_OK;
     if (letter != 'T' || !is_of_tree(put)) {
         record_damage(walk->dump, put, "a kind of record that layout version 1 does not have");
