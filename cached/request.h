@@ -135,6 +135,7 @@ struct request_session {
     uint32_t checkpoints;
     bool live;
     uint64_t idle_ms, age_ms, ttl_ms;
+    bool ttl_of_plan; /* It has none of its own. */
 };
 
 /* Nanoseconds by stage. */
@@ -163,7 +164,7 @@ struct request_in {
         struct {
             uint32_t kind;
             const char *parent_name;
-            uint64_t ttl_ms;
+            uint64_t ttl_ms; /* 0: as the plan of the user says. */
         } open;
         struct {
             struct request_tokens tokens;
@@ -371,14 +372,17 @@ struct request_quota {
     bool found;
     const char *plan;
     struct kv_quota quota;
-    uint32_t own; /* Bits of those that are not the plan's. */
+    uint64_t ttl_ms; /* What counts where the quota has none. */
+    uint32_t own;    /* Bits of those that are not the plan's. */
     uint64_t used[KV_QUOTA_COUNT];
     struct request_quota_next next[KV_QUOTA_NEXT_MAX];
     uint32_t next_count;
+    uint64_t expired; /* Sessions with checkpoints that go because of its ttl. */
 };
 struct request_plan {
     const char *name;
     struct kv_quota quota;
+    uint64_t ttl_ms; /* As above. */
     uint32_t users;
     bool is_configured; /* As the configuration has it. */
 };
@@ -448,9 +452,9 @@ struct request_out {
     struct request_usage *usage;    /* Arena. */
     struct request_receipt receipt; /* DeleteSession, EraseUser. */
     struct request_rotation rotation;
-    bool has_removed;               /* Lookup, Prefill, Decode, Why: what took the rows that are */
-    struct kv_removal removed;      /* missing next. */
-    struct kv_removal *removals;    /* GetSession, Why; arena, oldest first. */
+    bool has_removed;            /* Lookup, Prefill, Decode, Why: what took the rows that are */
+    struct kv_removal removed;   /* missing next. */
+    struct kv_removal *removals; /* GetSession, Why; arena, oldest first. */
     uint32_t removal_count;
     bool removals_cut;           /* Older ones were forgotten. */
     struct request_why *why;     /* Arena. */

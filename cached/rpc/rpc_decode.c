@@ -692,7 +692,8 @@ static bool take_limits(struct request *req, Cached__Admin__V1__SetLimit **limit
         const uint32_t bit = known ? 1u << kind : 0;
         if (!known || ((req->in.u.quota.set | req->in.u.quota.unset) & bit) != 0) {
             request_fail(req, KV_REASON_QUOTA_INVALID, "limits.name",
-                         "sessions, turns, bytes_ssd, requests_per_s, tokens_per_s, saves; once",
+                         "sessions, turns, bytes_ssd, requests_per_s, tokens_per_s, saves, ttl_ms; "
+                         "once",
                          m->name, NULL);
             return false;
         }

@@ -115,6 +115,7 @@ static pb_session *session(struct kv_arena *arena, const struct request_session 
     m->idle_ms = s->idle_ms;
     m->age_ms = s->age_ms;
     m->ttl_ms = s->ttl_ms;
+    m->ttl_of_plan = s->ttl_of_plan;
     return m;
 }
 

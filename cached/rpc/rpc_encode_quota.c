@@ -28,9 +28,9 @@ static uint64_t or_zero(uint64_t limit)
     return limit == KV_QUOTA_UNLIMITED ? 0 : limit;
 }
 
-/* KV_QUOTA_COUNT of them. */
-static pb_limit **limits(struct kv_arena *arena, const struct kv_quota *quota, uint32_t own,
-                         const uint64_t *used)
+/* KV_QUOTA_COUNT of them.  ttl_ms: what counts where the quota has none. */
+static pb_limit **limits(struct kv_arena *arena, const struct kv_quota *quota, uint64_t ttl_ms,
+                         uint32_t own, const uint64_t *used)
 {
     pb_limit **list = kv_arena_alloc(arena, KV_QUOTA_COUNT * sizeof(*list));
     pb_limit *items = kv_arena_alloc(arena, KV_QUOTA_COUNT * sizeof(*items));
@@ -44,6 +44,7 @@ static pb_limit **limits(struct kv_arena *arena, const struct kv_quota *quota, u
         items[i].used = used == NULL ? 0 : used[i];
         list[i] = &items[i];
     }
+    items[KV_QUOTA_TTL_MS].limit = ttl_ms;
     return list;
 }
 
@@ -71,9 +72,10 @@ static const ProtobufCMessage *encode_set(struct request *req)
     FILL(m, CACHED__ADMIN__V1__SET_QUOTA_RESPONSE__INIT);
     m->plan = text(quota->plan);
     m->n_limits = KV_QUOTA_COUNT;
-    m->limits = limits(req->arena, &quota->quota, quota->own, quota->used);
+    m->limits = limits(req->arena, &quota->quota, quota->ttl_ms, quota->own, quota->used);
     m->n_next = quota->next_count;
     m->next = next(req->arena, quota);
+    m->expired_sessions = quota->expired;
     return m->limits == NULL || m->next == NULL ? NULL : &m->base;
 }
 
@@ -85,7 +87,7 @@ static const ProtobufCMessage *encode_get(struct request *req)
     m->plan = text(quota->plan);
     m->found = quota->found;
     m->n_limits = KV_QUOTA_COUNT;
-    m->limits = limits(req->arena, &quota->quota, quota->own, quota->used);
+    m->limits = limits(req->arena, &quota->quota, quota->ttl_ms, quota->own, quota->used);
     m->n_next = quota->next_count;
     m->next = next(req->arena, quota);
     return m->limits == NULL || m->next == NULL ? NULL : &m->base;
@@ -105,7 +107,8 @@ static const ProtobufCMessage *encode_plan(struct request *req)
     FILL(m, CACHED__ADMIN__V1__SET_PLAN_RESPONSE__INIT);
     m->found = req->out.quota->found;
     m->n_limits = KV_QUOTA_COUNT;
-    m->limits = limits(req->arena, &req->out.quota->quota, 0, NULL);
+    m->limits = limits(req->arena, &req->out.quota->quota, req->out.quota->ttl_ms, 0, NULL);
+    m->expired_sessions = req->out.quota->expired;
     return m->limits == NULL ? NULL : &m->base;
 }
 
@@ -124,7 +127,7 @@ static const ProtobufCMessage *encode_plans(struct request *req)
         items[i].users = plan->users;
         items[i].configured = plan->is_configured;
         items[i].n_limits = KV_QUOTA_COUNT;
-        items[i].limits = limits(req->arena, &plan->quota, 0, NULL);
+        items[i].limits = limits(req->arena, &plan->quota, plan->ttl_ms, 0, NULL);
         if (items[i].limits == NULL) return NULL;
         m->plans[i] = &items[i];
     }

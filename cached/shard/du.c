@@ -240,7 +240,7 @@ static kv_status take_node(struct du *du, const struct kv_manifest_put *put)
         .id = record.id,
         .parent = record.parent,
         .has_parent = record.has_parent,
-        .live = age_ms <= du->at.session->ttl_ms,
+        .live = age_ms <= kv_index_session_ttl_ms(du->at.session),
         .tokens = record.tokens,
         .maker = maker,
         .first_uid = du->uid_count,

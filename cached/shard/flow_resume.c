@@ -57,7 +57,8 @@ static bool live_expired(const struct flow *flow)
     const struct kv_store *store = flow->shard->store;
     const uint64_t now_ms = kv_store_now_ms(store);
     const uint64_t idle_ms = now_ms > flow->session->used_ms ? now_ms - flow->session->used_ms : 0;
-    return idle_ms > store->options.pool_ttl_ms || idle_ms > flow->session->ttl_ms;
+    return idle_ms > store->options.pool_ttl_ms ||
+           idle_ms > kv_index_session_ttl_ms(&flow->session->entry);
 }
 
 void resume_expire_live(struct flow *flow)

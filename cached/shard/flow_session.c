@@ -55,6 +55,16 @@ static void record_session(struct flow *flow)
     kv_batch_post(batch, record_done, flow);
 }
 
+/* ttl_ms 0 finds sessions that follow the plan; also those whose ttl is what it says now, and what
+ * ssd.ttl says: builds before plans had one recorded every ttl in full. */
+static bool same_ttl(const struct flow *flow, uint64_t ttl_ms)
+{
+    const struct kv_session *session = flow->session;
+    if (session->ttl_ms == ttl_ms) return true;
+    return ttl_ms == 0 && (session->ttl_ms == session->user->ttl_ms ||
+                           session->ttl_ms == flow->shard->store->options.rows_ttl_ms);
+}
+
 static bool same_parameters(struct flow *flow, uint8_t kind, uint64_t ttl_ms, const char *parent)
 {
     const struct kv_session *session = flow->session;
@@ -62,9 +72,9 @@ static bool same_parameters(struct flow *flow, uint8_t kind, uint64_t ttl_ms, co
     if (session->kind != kind)
         flow_fail(flow, KV_REASON_SESSION_EXISTS, "kind", request_u64(req, session->kind),
                   request_u64(req, kind));
-    else if (session->ttl_ms != ttl_ms)
+    else if (!same_ttl(flow, ttl_ms))
         flow_fail(flow, KV_REASON_SESSION_EXISTS, "ttl_ms", request_u64(req, session->ttl_ms),
-                  request_u64(req, ttl_ms));
+                  request_u64(req, ttl_ms == 0 ? session->user->ttl_ms : ttl_ms));
     else if (strcmp(session->parent_name, parent) != 0 && !(session->has_origin && !*parent))
         flow_fail(flow, KV_REASON_SESSION_EXISTS, "parent_session_id", session->parent_name,
                   parent);
@@ -80,11 +90,13 @@ static struct kv_session *session_make(struct flow *flow, uint8_t kind, uint64_t
     if (user == NULL) user = kv_index_user_add(store->index, &req->user, NULL);
     if (user == NULL) return NULL;
     (void)snprintf(user->name, sizeof(user->name), "%s", req->user_name);
+    const struct kv_quota quota = kv_store_quota(store, &user->id);
+    user->ttl_ms = kv_store_quota_ttl_ms(store, &quota);
     struct kv_session *session =
         kv_index_session_add(store->index, &req->in.session, user, req->in.session_name, parent);
     if (session == NULL) return NULL;
     kv_index_entry_kind(&session->entry, kind);
-    session->ttl_ms = ttl_ms;
+    session->ttl_ms = ttl_ms == 0 && !kv_store_records_plan_ttl(store) ? user->ttl_ms : ttl_ms;
     session->epoch = 1;
     session->created_ms = session->used_ms = kv_store_now_ms(store);
     session->tree->load = KV_LOAD_DONE; /* There is nothing to load. */
@@ -115,10 +127,8 @@ static void open_found(struct flow *flow)
 {
     struct request *req = flow->req;
     const uint8_t kind = (uint8_t)(req->in.u.open.kind == 0 ? 1 : req->in.u.open.kind);
-    const uint64_t ttl_ms = req->in.u.open.ttl_ms == 0 ? flow->shard->store->options.rows_ttl_ms
-                                                       : req->in.u.open.ttl_ms;
     const char *parent = req->in.u.open.parent_name == NULL ? "" : req->in.u.open.parent_name;
-    if (!req->out.created && !same_parameters(flow, kind, ttl_ms, parent)) {
+    if (!req->out.created && !same_parameters(flow, kind, req->in.u.open.ttl_ms, parent)) {
         flow_finish(flow);
         return;
     }
@@ -147,8 +157,6 @@ void flow_open_session(struct flow *flow)
     struct shard *shard = flow->shard;
     struct request *req = flow->req;
     const uint8_t kind = (uint8_t)(req->in.u.open.kind == 0 ? 1 : req->in.u.open.kind);
-    const uint64_t ttl_ms =
-        req->in.u.open.ttl_ms == 0 ? shard->store->options.rows_ttl_ms : req->in.u.open.ttl_ms;
     const char *parent = req->in.u.open.parent_name == NULL ? "" : req->in.u.open.parent_name;
 
     struct kv_session *session = kv_index_session_find(shard->store->index, &req->in.session);
@@ -175,7 +183,7 @@ void flow_open_session(struct flow *flow)
         flow_finish(flow);
         return;
     }
-    if (is_new) session = session_make(flow, kind, ttl_ms, parent);
+    if (is_new) session = session_make(flow, kind, req->in.u.open.ttl_ms, parent);
     if (session == NULL && !is_new) {
         flow_fail_status(flow, KV_NOMEM);
         flow_finish(flow);
@@ -405,7 +413,8 @@ static void fill_session(struct flow *flow, const struct kv_session *session,
         .live = session->live != NULL,
         .idle_ms = age_ms(now_ms, session->used_ms),
         .age_ms = age_ms(now_ms, session->created_ms),
-        .ttl_ms = session->ttl_ms,
+        .ttl_ms = kv_index_session_ttl_ms(&session->entry),
+        .ttl_of_plan = session->ttl_ms == 0,
     };
 }
 

@@ -56,6 +56,7 @@ static void fill_limits(struct flow *flow, const struct kv_user *user,
         kv_store_plan(flow->shard->store, own == NULL ? "" : own->plan);
     const struct kv_quota_own *set = own == NULL ? &nothing : &own->own;
     out->quota = kv_quota_merge(&plan->quota, set);
+    out->ttl_ms = kv_store_quota_ttl_ms(flow->shard->store, &out->quota);
     out->own = set->set;
     out->plan = kv_arena_strdup(flow->req->arena, plan->name, strlen(plan->name));
     for (unsigned i = 0; i < KV_QUOTA_COUNT; i++)
@@ -87,10 +88,12 @@ static void fill_next(struct flow *flow, const struct kv_user *user, struct requ
     }
     for (uint32_t i = 0; i < count; i++) {
         entry = kv_index_entry_find(index, &list[i].session);
+        const uint64_t idle_ms = now_ms > list[i].used_ms ? now_ms - list[i].used_ms : 0;
         out->next[i] = (struct request_quota_next){
             .id = list[i].session,
             .is_held = list[i].is_held,
-            .idle_ms = now_ms > list[i].used_ms ? now_ms - list[i].used_ms : 0,
+            .would_go = !list[i].is_held && entry->ttl_ms == 0 && idle_ms > out->ttl_ms,
+            .idle_ms = idle_ms,
             .bytes = (uint64_t)entry->pages * flow->shard->layout->page_bytes,
         };
         out->next_count++;
@@ -118,6 +121,31 @@ static void finish_named(struct flow *flow)
     for (uint32_t i = 0; i < out->next_count; i++)
         flow->names[i] = (struct session_name){.id = out->next[i].id};
     names_read(flow, flow->names, out->next_count, next_named);
+}
+
+/* Whether a change of that user, or of that plan, changes how long the session lives. */
+static bool ttl_is_of(const struct shard *shard, const struct kv_session_entry *entry,
+                      const struct kv_user *user, const char *plan)
+{
+    if (entry->ttl_ms != 0 || user != NULL) return entry->ttl_ms == 0 && entry->user == user;
+    const struct kv_quota_entry *own = kv_store_quota_own(shard->store, &entry->user->id);
+    const struct kv_plan_entry *his = kv_store_plan(shard->store, own == NULL ? "" : own->plan);
+    const bool has_own = own != NULL && (own->own.set & 1u << KV_QUOTA_TTL_MS) != 0;
+    return !has_own && his != NULL && strcmp(his->name, plan) == 0;
+}
+
+/* Sessions whose checkpoints go because nobody used them for out->ttl_ms.  A user, or a plan. */
+static void fill_expired(struct flow *flow, const struct kv_user *user, const char *plan,
+                         struct request_quota *out)
+{
+    const struct kv_session_entry *entry = NULL;
+    uint32_t bucket = 0;
+    const struct kv_index *index = flow->shard->store->index;
+    const uint64_t now_ms = kv_store_now_ms(flow->shard->store);
+    while ((entry = kv_index_entry_next(index, &bucket, entry)) != NULL)
+        if (now_ms > entry->used_ms && now_ms - entry->used_ms > out->ttl_ms &&
+            entry->recorded_nodes > 0 && ttl_is_of(flow->shard, entry, user, plan))
+            out->expired++;
 }
 
 /* How many sessions, from the first of `next`, a lower limit would take. */
@@ -152,6 +180,7 @@ static void fill_user(struct flow *flow, const struct kv_quota_entry *entry)
         user != NULL || kv_store_quota_own(flow->shard->store, &flow->req->in.u.quota.user) != NULL;
     fill_next(flow, user, out);
     fill_would(flow, user, out);
+    if (user != NULL) fill_expired(flow, user, NULL, out);
 }
 
 static void changed(void *context, kv_status status)
@@ -307,6 +336,7 @@ void flow_set_plan(struct flow *flow)
     out->found = known != NULL && known->is_recorded;
     out->plan = in->u.quota.plan;
     out->quota = change.plan.quota;
+    out->ttl_ms = kv_store_quota_ttl_ms(store, &out->quota);
     const uint32_t users = users_of(flow->shard, in->u.quota.plan);
     if (in->u.quota.remove && users > 0)
         flow_fail(flow, KV_REASON_PLAN_IN_USE, "plan", "0", request_u64(req, users));
@@ -315,6 +345,7 @@ void flow_set_plan(struct flow *flow)
     else if (!in->u.quota.remove && kv_store_quota_room(store, NULL, in->u.quota.plan) != KV_OK)
         flow_fail(flow, KV_REASON_QUOTAS_FULL, "plan", request_u64(req, KV_PLANS_MAX),
                   in->u.quota.plan);
+    if (!in->u.quota.remove) fill_expired(flow, NULL, in->u.quota.plan, out);
     if (flow->failed || in->u.quota.dry_run || (in->u.quota.remove && !known->is_recorded)) {
         flow_finish(flow);
         return;
@@ -334,6 +365,7 @@ void flow_list_plans(struct flow *flow)
         list[i] = (struct request_plan){
             .name = kv_arena_strdup(req->arena, plan->name, strlen(plan->name)),
             .quota = plan->quota,
+            .ttl_ms = kv_store_quota_ttl_ms(flow->shard->store, &plan->quota),
             .users = users_of(flow->shard, is_default ? "" : plan->name),
             .is_configured = !plan->is_recorded,
         };

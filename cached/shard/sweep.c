@@ -24,7 +24,7 @@
 static bool is_forgotten(const struct shard *shard, const struct kv_session *session)
 {
     return kv_store_now_ms(shard->store) >
-           session->used_ms + session->ttl_ms + SWEEP_SESSION_KEEP_MS;
+           session->used_ms + kv_index_session_ttl_ms(&session->entry) + SWEEP_SESSION_KEEP_MS;
 }
 
 static bool is_used(const struct kv_tree *tree)
@@ -46,7 +46,7 @@ bool sweep_is_due(const struct shard *shard, const struct kv_session *session)
     if (now_ms < session->sweep_after_ms) return false;
     if (tree != NULL && (tree->load == KV_LOAD_RUNNING || tree->commits > 0)) return false;
     if (tree != NULL && is_used(tree)) return false;
-    return now_ms > session->used_ms + session->ttl_ms;
+    return now_ms > session->used_ms + kv_index_session_ttl_ms(&session->entry);
 }
 
 /* The tree goes, much later the session itself. */

@@ -173,7 +173,7 @@ static void why_loaded(struct flow *flow)
     why->position = req->in.u.why.position;
     why->idle_ms = kv_store_now_ms(flow->shard->store);
     why->idle_ms = why->idle_ms > session->used_ms ? why->idle_ms - session->used_ms : 0;
-    why->ttl_ms = session->ttl_ms;
+    why->ttl_ms = kv_index_session_ttl_ms(&session->entry);
     why->checkpoints = session->node_count;
     why->head_position = session->live != NULL   ? ((struct live *)session->live)->state.tokens
                          : session->head != NULL ? session->head->tokens
@@ -182,9 +182,13 @@ static void why_loaded(struct flow *flow)
         fill_position(flow, why);
     } else {
         why->reason = why_head(flow->shard, session);
-        why->is_stored = session->head != NULL || session->live != NULL;
-        if (why->reason != KV_REASON_NONE && session->head == NULL)
-            req->out.has_removed = removed_at(flow->shard, session, 0, &req->out.removed);
+        const struct kv_node *head = session->head;
+        const bool expired =
+            head != NULL && kv_index_expired(head, kv_store_now_ms(flow->shard->store));
+        why->is_stored = (head != NULL && !expired) || session->live != NULL;
+        if (why->reason != KV_REASON_NONE && !why->is_stored)
+            req->out.has_removed = removed_at(
+                flow->shard, session, head == NULL ? 0 : head->tokens - 1, &req->out.removed);
     }
     if (!why_removals(flow, session)) flow_fail_status(flow, KV_NOMEM);
     flow_finish(flow);

@@ -9,6 +9,7 @@
 
 #include "kvstore/base/bytes.h"
 #include "kvstore/base/checksum.h"
+#include "kvstore/base/limits.h"
 
 #include <assert.h>
 #include <stdbool.h>
@@ -30,6 +31,7 @@ static const struct {
     [KV_QUOTA_REQUESTS_PER_S] = {"requests_per_s", 1, 1000000000},
     [KV_QUOTA_TOKENS_PER_S] = {"tokens_per_s", 1, 1000000000},
     [KV_QUOTA_SAVES] = {"saves", 1, 1000000},
+    [KV_QUOTA_TTL_MS] = {"ttl_ms", 1, KV_TTL_MS_MAX},
 };
 
 const char *kv_quota_name(enum kv_quota_kind kind)

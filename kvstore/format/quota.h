@@ -5,11 +5,11 @@
  *
  * Plan, under "Y" name:
  *     0  version   1  u8 length n of the name   2  name
- *     2 + n  six u64 limits; all ones: none     then u32 checksum of all before it
+ *     2 + n  seven u64 limits; all ones: none   then u32 checksum of all before it
  *
  * A user's own, under "B" user(16), whether he has a session or not:
  *     0  version   1  u8 length n of his name   2  name   then u8 length p, name of his plan (p 0:
- *     the default one), u32 bits of the limits that are his own, six u64 limits, u32 checksum
+ *     the default one), u32 bits of the limits that are his own, seven u64 limits, u32 checksum
  *
  * Limits stand in the order of enum kv_quota_kind; those that are not his own are zeros.
  *
@@ -31,6 +31,7 @@ enum kv_quota_kind {
     KV_QUOTA_REQUESTS_PER_S,
     KV_QUOTA_TOKENS_PER_S, /* Of prompts, and decoded. */
     KV_QUOTA_SAVES,        /* In flight. */
+    KV_QUOTA_TTL_MS,       /* Of rows, of sessions without one of their own; none: ssd.ttl. */
     KV_QUOTA_COUNT
 };
 
@@ -40,7 +41,7 @@ struct kv_quota {
     uint64_t limits[KV_QUOTA_COUNT];
 };
 
-/* "sessions", "bytes_ssd"; as in flags, messages and records. */
+/* "sessions", "ttl_ms"; as in flags, messages and records. */
 const char *kv_quota_name(enum kv_quota_kind kind);
 bool kv_quota_find(const char *name, enum kv_quota_kind *ret_kind);
 /* The least a limit may be: a daemon with less can do nothing for the user; and the most. */

@@ -53,7 +53,7 @@ static const struct kv_reason_info infos[KV_REASON_COUNT] = {
         "The prompt leaves the stored history; the answer names the first position that differs.",
         "Expected after an edit or a rollback; otherwise send the history unchanged."),
     REASON(EXPIRED, OUTCOME, "The stored state passed its time to live.",
-           "Resume sooner, or raise pool.ttl, ssd.ttl or the session's ttl_ms."),
+           "Resume sooner, or raise pool.ttl, the session's ttl_ms, the plan's or ssd.ttl."),
     REASON(QUOTA, OUTCOME, "The state was removed because its user is over a quota.",
            "Close old sessions, or ask the operator for a larger quota."),
     REASON(CAPACITY, OUTCOME, "The state was removed because a tier was full.",

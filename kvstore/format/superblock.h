@@ -40,9 +40,10 @@
 #define KV_FEATURE_FORKS 16ull     /* Sessions and nodes of version 2. */
 #define KV_FEATURE_HISTORY 32ull   /* Records T H, D and L. */
 #define KV_FEATURE_QUOTAS 64ull    /* Records Y and B. */
+#define KV_FEATURE_PLAN_TTL 128ull /* Sessions whose ttl_ms is 0. */
 #define KV_FEATURES_KNOWN                                                                          \
     (KV_FEATURE_SEGMENTS | KV_FEATURE_ENCRYPTION | KV_FEATURE_QUARANTINE | KV_FEATURE_FORKS |      \
-     KV_FEATURE_HISTORY | KV_FEATURE_QUOTAS)
+     KV_FEATURE_HISTORY | KV_FEATURE_QUOTAS | KV_FEATURE_PLAN_TTL)
 
 struct kv_superblock {
     struct kv_directory_id id;

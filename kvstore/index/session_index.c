@@ -448,21 +448,28 @@ void kv_index_renew(struct kv_node *node, uint64_t now_ms)
         node->used_ms = KV_MAX(node->used_ms, now_ms);
 }
 
+uint64_t kv_index_session_ttl_ms(const struct kv_session_entry *session)
+{
+    return session->ttl_ms != 0 ? session->ttl_ms : session->user->ttl_ms;
+}
+
 uint64_t kv_index_ttl_ms(const struct kv_node *node)
 {
     const struct kv_tree *tree = node->session->tree;
-    uint64_t ttl_ms = node->session->ttl_ms;
+    uint64_t ttl_ms = kv_index_session_ttl_ms(&node->session->entry);
     if (tree->session_count == 1) return ttl_ms;
     for (const struct kv_session *at = kv_index_head_next(tree, NULL); at != NULL;
-         at = kv_index_head_next(tree, at))
-        if (at->ttl_ms > ttl_ms && kv_index_is_ancestor(node, at->head)) ttl_ms = at->ttl_ms;
+         at = kv_index_head_next(tree, at)) {
+        const uint64_t its_ms = kv_index_session_ttl_ms(&at->entry);
+        if (its_ms > ttl_ms && kv_index_is_ancestor(node, at->head)) ttl_ms = its_ms;
+    }
     return ttl_ms;
 }
 
 bool kv_index_expired(const struct kv_node *node, uint64_t now_ms)
 {
     const uint64_t age = now_ms > node->used_ms ? now_ms - node->used_ms : 0;
-    return age > node->session->ttl_ms && age > kv_index_ttl_ms(node);
+    return age > kv_index_session_ttl_ms(&node->session->entry) && age > kv_index_ttl_ms(node);
 }
 
 struct kv_index_usage kv_index_usage(const struct kv_index *index)

@@ -53,6 +53,7 @@ struct kv_user {
     uint32_t pages;                  /* Of all sessions, as below. */
     uint32_t mains, others;          /* Sessions of kind main, and of the others. */
     struct kv_rate requests, tokens; /* What his quota still lets through. */
+    uint64_t ttl_ms;                 /* Of sessions that have none of their own. */
     struct kv_user *next;
 };
 
@@ -116,7 +117,7 @@ struct kv_tree {
  * that records name, or batches posted or being filled.  pages: that it made; while its tree is not
  * loaded as it last was, and before the first load what the position of the head says.  fell_back:
  * the head was ahead of what is saved and was lost, so a Decode would go on from somewhere else
- * than its caller thinks. */
+ * than its caller thinks.  ttl_ms: of its own; 0: as its user's, which changes with his plan. */
 #define KV_SESSION_FIELDS                                                                          \
     struct kv_session_id id; /* Hash of user and name. */                                          \
     struct kv_user *user;                                                                          \
@@ -309,6 +310,8 @@ void kv_index_path_pages(const struct kv_node *node, uint32_t tokens, uint32_t *
 
 /* Marks node and its ancestors as used now. */
 void kv_index_renew(struct kv_node *node, uint64_t now_ms);
+/* How long the session's rows live after their last use: its own ttl, or its user's. */
+uint64_t kv_index_session_ttl_ms(const struct kv_session_entry *session);
 /* How long it lives after its last use: the ttl of its maker, or of another session whose head is
  * at or below it, if that is longer. */
 uint64_t kv_index_ttl_ms(const struct kv_node *node);

@@ -65,6 +65,7 @@ uint32_t kv_quota_helps(enum kv_quota_kind kind)
     case KV_QUOTA_REQUESTS_PER_S:
     case KV_QUOTA_TOKENS_PER_S:
     case KV_QUOTA_SAVES:
+    case KV_QUOTA_TTL_MS:
     case KV_QUOTA_COUNT:
         break;
     }

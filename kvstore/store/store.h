@@ -379,6 +379,11 @@ struct kv_quota_entry {
 
 /* What a user may have now. */
 struct kv_quota kv_store_quota(const struct kv_store *store, const struct kv_user_id *user);
+/* How long rows of his sessions live that have no ttl of their own: what the quota says, or
+ * ssd.ttl. */
+uint64_t kv_store_quota_ttl_ms(const struct kv_store *store, const struct kv_quota *quota);
+/* Sessions without a ttl of their own may be recorded as such. */
+bool kv_store_records_plan_ttl(const struct kv_store *store);
 /* NULL: he has nothing of his own.  Valid until the next apply, like the next three. */
 const struct kv_quota_entry *kv_store_quota_own(const struct kv_store *store,
                                                 const struct kv_user_id *user);

@@ -206,7 +206,8 @@ static kv_status batch_touch(struct kv_batch *batch, const struct kv_node *node)
 
 kv_status kv_batch_session(struct kv_batch *batch, const struct kv_session *session)
 {
-    batch->store->life_max_ms = KV_MAX(batch->store->life_max_ms, session->ttl_ms);
+    batch->store->life_max_ms =
+        KV_MAX(batch->store->life_max_ms, kv_index_session_ttl_ms(&session->entry));
     struct kv_record_session record = {
         .user = session->user->id,
         .kind = session->kind,

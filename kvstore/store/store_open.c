@@ -252,7 +252,7 @@ kv_status kv_store_directory(struct kv_store_options *options, struct kv_error *
         .page_bytes = options->layout->page_bytes,
         .window_tokens = options->layout->window_tokens,
         .segment_bytes = options->segment_bytes,
-        .features = KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY, /* Of a new one. */
+        .features = KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY | KV_FEATURE_PLAN_TTL, /* A new one. */
         .created_ms = kv_clock_wall_ms(options->clock),
     };
     /* Settings that cannot work are refused before they are written into a new directory. */

@@ -80,6 +80,29 @@ struct kv_quota kv_store_quota(const struct kv_store *store, const struct kv_use
     return kv_quota_merge(&plan->quota, own == NULL ? &nothing : &own->own);
 }
 
+uint64_t kv_store_quota_ttl_ms(const struct kv_store *store, const struct kv_quota *quota)
+{
+    const uint64_t ttl_ms = quota->limits[KV_QUOTA_TTL_MS];
+    return ttl_ms == KV_QUOTA_UNLIMITED ? store->options.rows_ttl_ms : ttl_ms;
+}
+
+bool kv_store_records_plan_ttl(const struct kv_store *store)
+{
+    return (store->options.superblock.features & KV_FEATURE_PLAN_TTL) != 0;
+}
+
+/* Ages are judged by what stands with the user, so that no lookup has to search for a plan. */
+static void settle_ttls(struct kv_store *store)
+{
+    struct kv_user *user = NULL;
+    uint32_t bucket = 0;
+    while ((user = kv_index_user_next(store->index, &bucket, user)) != NULL) {
+        const struct kv_quota quota = kv_store_quota(store, &user->id);
+        user->ttl_ms = kv_store_quota_ttl_ms(store, &quota);
+        store->life_max_ms = KV_MAX(store->life_max_ms, user->ttl_ms);
+    }
+}
+
 /* ---- changes, in memory ---- */
 
 static kv_status plan_put(struct kv_quotas *quotas, const struct kv_plan_entry *plan)
@@ -162,6 +185,7 @@ void kv_store_quota_apply(struct kv_store *store, const struct kv_quota_change *
     if (status != KV_OK)
         kv_log(store->options.log, KV_LOG_ERROR, "quota_not_in_memory",
                "status=%s text=\"it counts from the next start\"", kv_status_name(status));
+    settle_ttls(store);
 }
 
 /* ---- changes, recorded ---- */
@@ -203,6 +227,20 @@ kv_status kv_batch_quota(struct kv_batch *batch, struct kv_store *store,
 
 /* ---- start ---- */
 
+/* An older build would take such a session for one that lives for no time at all. */
+static void plan_ttl_feature(struct kv_store *store)
+{
+    struct kv_store_options *options = &store->options;
+    struct kv_error err = {0};
+    if (kv_store_records_plan_ttl(store)) return;
+    if (kv_directory_add_feature(options->disk, options->dir, KV_FEATURE_PLAN_TTL,
+                                 &options->superblock, &err) != KV_OK)
+        kv_log(options->log, KV_LOG_WARN, "plan_ttl_not_kept",
+               "cause=\"%s\" text=\"sessions opened without a ttl keep the one of their plan as it "
+               "is then\"",
+               err.text);
+}
+
 static kv_status visit_plan(void *context, const struct kv_manifest_put *put)
 {
     struct kv_store *store = context;
@@ -240,12 +278,15 @@ kv_status kv_store_quota_open(struct kv_store *store, struct kv_error *err)
     store->quotas = calloc(1, sizeof(*store->quotas));
     if (store->quotas == NULL) return KV_FAIL(err, KV_NOMEM, "make the table of quotas");
     if (plan_put(store->quotas, &plan) != KV_OK) return KV_FAIL(err, KV_NOMEM, "default plan");
+    plan_ttl_feature(store);
+    settle_ttls(store);
     if ((store->options.superblock.features & KV_FEATURE_QUOTAS) == 0) return KV_OK;
     kv_status status =
         kv_manifest_scan_now(store->manifest, (const uint8_t *)"Y", 1, visit_plan, store, err);
     if (status == KV_OK)
         status =
             kv_manifest_scan_now(store->manifest, (const uint8_t *)"B", 1, visit_user, store, err);
+    settle_ttls(store);
     return status == KV_NOMEM ? KV_FAIL(err, KV_NOMEM, "read quotas") : status;
 }
 

@@ -42,7 +42,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 
 static size_t fuzz_seed(uint32_t index, uint8_t *buf, size_t bytes_max)
 {
-    const struct kv_record_plan plan = {.name = "small", .limits = {20, 10, UINT64_MAX, 5, 6, 7}};
+    const struct kv_record_plan plan = {.name = "small",
+                                        .limits = {20, 10, UINT64_MAX, 5, 6, 7, 8}};
     const struct kv_record_quota quota = {
         .user = "alice", .plan = "small", .set = 5, .limits = {7, 0, UINT64_MAX}};
     const struct kv_record_quota plain = {.user = "b"};

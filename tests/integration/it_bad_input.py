@@ -226,7 +226,8 @@ def limits(*items):
 def quota_invalid(w):
     low, high = {"bytes_ssd": (1 << 20, 1 << 50)}, {}
     for name, most in (("sessions", 10**6), ("turns", 10**6), ("bytes_ssd", 1 << 50),
-                       ("requests_per_s", 10**9), ("tokens_per_s", 10**9), ("saves", 10**6)):
+                       ("requests_per_s", 10**9), ("tokens_per_s", 10**9), ("saves", 10**6),
+                       ("ttl_ms", 30 * 86400 * 1000)):
         least = low.get(name, (1, 0))[0]
         for bad in (0, least - 1, most + 1, (1 << 64) - 1):
             for call, request in (

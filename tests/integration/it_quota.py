@@ -14,7 +14,7 @@ from talk import (
 
 OFF = {"quota.default_sessions": "0", "quota.default_turns": "0"}
 PAGE_BYTES = 20480
-LIMITS = ["sessions", "turns", "bytes_ssd", "requests_per_s", "tokens_per_s", "saves"]
+LIMITS = ["sessions", "turns", "bytes_ssd", "requests_per_s", "tokens_per_s", "saves", "ttl_ms"]
 
 
 def tool(box, user="ops"):
@@ -320,7 +320,7 @@ def as_a_program():
     ops.code(0, "quota", "plan", "small", "--sessions", "20", "--turns", "10")
     ops.code(0, "quota", "set", "bob", "--plan", "small")
     rows = [line.split("\t") for line in ops.code(0, "quota", "plan").stdout.splitlines()]
-    check(["small", "1", "20", "10", "none", "none", "none", "none"] in rows, rows)
+    check(["small", "1", "20", "10", "none", "none", "none", "none", "3d 0h"] in rows, rows)
     rows = [line.split("\t") for line in ops.code(0, "quota", "list").stdout.splitlines()]
     check(["bob", "small", "0", "20", "0 B", "none"] in rows, rows)
     check("PLAN_IN_USE" in ops.code(1, "quota", "plan", "small", "--delete").stderr, "in use")

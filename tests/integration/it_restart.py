@@ -424,7 +424,7 @@ def a_new_directory_has_the_bit():
     got = Talk(box.client("alice"), "empty").lookup(tokens(20))
     equal(got.outcome, MISS, "nothing there")
     box.stop()
-    equal(State(box.state).features, 33, "features")
+    equal(State(box.state).features, 161, "features")
     is_right(box, "new")
 
 

@@ -576,7 +576,7 @@ static void test_store_reads_it(const char *dir, bool again)
     world_open(dir);
     EXPECT_EQ_U64(world.store->recovery.scan_why == NULL, again);
     EXPECT_EQ_U64(world.store->options.superblock.features,
-                  KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY |
+                  KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY | KV_FEATURE_PLAN_TTL |
                       (encrypted ? KV_FEATURE_ENCRYPTION : 0));
     EXPECT_EQ_U32(kv_store_segment(world.store, 0).pages_used, KV_ARRAY_COUNT(pages));
     for (uint32_t i = 0; i < KV_ARRAY_COUNT(pages); i++)

@@ -47,6 +47,7 @@ static void test_merge(void)
     plan.limits[KV_QUOTA_SESSIONS] = 20;
     plan.limits[KV_QUOTA_TURNS] = 10;
     struct kv_quota_own own = {.set = 1u << KV_QUOTA_TURNS | 1u << KV_QUOTA_BYTES_SSD};
+    plan.limits[KV_QUOTA_TTL_MS] = 3600000;
     own.quota.limits[KV_QUOTA_TURNS] = 2;
     own.quota.limits[KV_QUOTA_BYTES_SSD] = KV_QUOTA_UNLIMITED;
     own.quota.limits[KV_QUOTA_SESSIONS] = 1; /* Not set: does not count. */
@@ -55,6 +56,7 @@ static void test_merge(void)
     EXPECT_EQ_U64(quota.limits[KV_QUOTA_TURNS], 2);
     EXPECT_EQ_U64(quota.limits[KV_QUOTA_BYTES_SSD], KV_QUOTA_UNLIMITED);
     EXPECT_EQ_U64(quota.limits[KV_QUOTA_SAVES], KV_QUOTA_UNLIMITED);
+    EXPECT_EQ_U64(quota.limits[KV_QUOTA_TTL_MS], 3600000);
 }
 
 static void test_admits(void)
@@ -124,10 +126,11 @@ static void test_records(void)
                                   "alice\x02s1\x02\x00\x00\x00"
                                   "\0\0\0\0\0\0\0\0\x0a\0\0\0\0\0\0\0"
                                   "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
-                                  "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+                                  "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+                                  "\0\0\0\0\0\0\0";
     const struct kv_record_quota quota = {
         .user = "alice", .plan = "s1", .set = 2, .limits = {0, 10}};
-    const struct kv_record_plan plan = {.name = "s1", .limits = {1, 2, 3, 4, 5, UINT64_MAX}};
+    const struct kv_record_plan plan = {.name = "s1", .limits = {1, 2, 3, 4, 5, 6, UINT64_MAX}};
     struct kv_record_quota got;
     struct kv_record_plan got_plan;
     uint8_t buf[KV_RECORD_QUOTA_MAX], key[KV_KEY_QUOTA_MAX];

@@ -235,6 +235,31 @@ static void test_sessions_at_rest_are_entries(void)
     kv_index_destroy(index);
 }
 
+/* A session without a ttl of its own lives as its user's say, which may change. */
+static void test_ttl_of_the_user(void)
+{
+    struct kv_index *index = make(1u << 20);
+    struct kv_session *plain = add_session(index, "u", "plain");
+    struct kv_session *own = add_session(index, "u", "own");
+    own->ttl_ms = 50;
+    const uint32_t first = add_page(index, plain, 0, 128), second = add_page(index, own, 0, 128);
+    struct kv_node *a = kv_index_node_add(index, plain, NULL, 60, &first, 1);
+    struct kv_node *b = kv_index_node_add(index, own, NULL, 60, &second, 1);
+    kv_index_page_unref(index, first);
+    kv_index_page_unref(index, second);
+    kv_index_renew(a, 1000);
+    kv_index_renew(b, 1000);
+    for (uint64_t ttl_ms = 10; ttl_ms <= 1000; ttl_ms *= 10) {
+        plain->user->ttl_ms = ttl_ms;
+        EXPECT_EQ_U64(kv_index_session_ttl_ms(&plain->entry), ttl_ms);
+        EXPECT_EQ_U64(kv_index_session_ttl_ms(&own->entry), 50);
+        EXPECT_EQ_U64(kv_index_ttl_ms(a), ttl_ms);
+        EXPECT(!kv_index_expired(a, 1000 + ttl_ms) && kv_index_expired(a, 1001 + ttl_ms));
+        EXPECT(!kv_index_expired(b, 1050) && kv_index_expired(b, 1051));
+    }
+    kv_index_destroy(index);
+}
+
 static struct kv_session *add_fork(struct kv_index *index, struct kv_session *of, const char *name)
 {
     const struct kv_session_id id = kv_session_id_of(&of->user->id, name);
@@ -330,6 +355,7 @@ int main(void)
     test_sessions_take_from_the_budget();
     test_use_keeps_ancestors();
     test_sessions_at_rest_are_entries();
+    test_ttl_of_the_user();
     test_heads_share_a_tree();
     test_entries_find_their_tree();
     HARNESS_END();

@@ -61,7 +61,8 @@ static uint8_t *without_bit(const struct mem_disk_file *file)
     memcpy(bytes, file->bytes, file->size);
     if (strcmp(file->name, "superblock") != 0) return bytes;
     EXPECT(kv_superblock_decode(bytes, &superblock, &version, &damaged) == KV_OK);
-    EXPECT_EQ_U64(superblock.features, KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY);
+    EXPECT_EQ_U64(superblock.features,
+                  KV_FEATURE_SEGMENTS | KV_FEATURE_HISTORY | KV_FEATURE_PLAN_TTL);
     superblock.features = 0;
     kv_superblock_encode(&superblock, bytes);
     return bytes;

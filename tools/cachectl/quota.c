@@ -33,30 +33,38 @@ struct wanted {
         {"--requests", ARG_TEXT, "N", "calls a second", &(w)->texts[KV_QUOTA_REQUESTS_PER_S]},     \
         {"--tokens", ARG_TEXT, "N", "tokens computed a second",                                    \
          &(w)->texts[KV_QUOTA_TOKENS_PER_S]},                                                      \
+        {"--saves", ARG_TEXT, "N", "saves in flight", &(w)->texts[KV_QUOTA_SAVES]},                \
     {                                                                                              \
-        "--saves", ARG_TEXT, "N", "saves in flight", &(w)->texts[KV_QUOTA_SAVES]                   \
+        "--ttl", ARG_TEXT, "TIME", "life of rows from last use, as 24h; none: ssd.ttl",            \
+            &(w)->texts[KV_QUOTA_TTL_MS]                                                           \
     }
 
-static bool parse_size(const char *text, uint64_t *ret_value)
+struct unit {
+    const char *name;
+    uint64_t factor;
+};
+static const struct unit sizes[] = {{"", 1},
+                                    {"B", 1},
+                                    {"KiB", 1ull << 10},
+                                    {"MiB", 1ull << 20},
+                                    {"GiB", 1ull << 30},
+                                    {"TiB", 1ull << 40},
+                                    {NULL, 0}};
+/* As in the configuration: a time has its unit. */
+static const struct unit times[] = {
+    {"ms", 1}, {"s", 1000}, {"min", 60000}, {"h", 3600000}, {NULL, 0}};
+
+static bool parse_amount(const char *text, const struct unit *units, uint64_t *ret_value)
 {
-    static const struct {
-        const char *unit;
-        uint64_t bytes;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"KiB", 1ull << 10},
-                 {"MiB", 1ull << 20},
-                 {"GiB", 1ull << 30},
-                 {"TiB", 1ull << 40}};
     char digits[24] = "";
     const size_t count = strspn(text, "0123456789");
     uint64_t value;
     if (count == 0 || count >= sizeof(digits)) return false;
     memcpy(digits, text, count);
-    for (size_t i = 0; i < KV_ARRAY_COUNT(units); i++) {
-        if (strcmp(text + count, units[i].unit) != 0) continue;
-        if (!ctl_parse_count(digits, 0, UINT64_MAX / units[i].bytes, &value)) return false;
-        *ret_value = value * units[i].bytes;
+    for (; units->name != NULL; units++) {
+        if (strcmp(text + count, units->name) != 0) continue;
+        if (!ctl_parse_count(digits, 0, UINT64_MAX / units->factor, &value)) return false;
+        *ret_value = value * units->factor;
         return true;
     }
     return false;
@@ -74,8 +82,10 @@ static int take_wanted(struct wanted *wanted)
         item->unlimited = strcmp(text, "none") == 0;
         item->remove = strcmp(text, "plan") == 0;
         const bool has_value = !item->unlimited && !item->remove;
-        if (has_value && !parse_size(text, &item->limit)) {
-            ctl_error("%s: %s is no number, nor `none` or `plan`", item->name, text);
+        const bool is_time = i == KV_QUOTA_TTL_MS;
+        if (has_value && !parse_amount(text, is_time ? times : sizes, &item->limit)) {
+            ctl_error("%s: %s is no %s, nor `none` or `plan`", item->name, text,
+                      is_time ? "time such as 24h" : "number");
             return CLIENT_EXIT_USAGE;
         }
         wanted->list[wanted->count++] = item;
@@ -88,6 +98,7 @@ static int take_wanted(struct wanted *wanted)
 static const char *limit_text(char text[OUT_TEXT_BYTES], const char *name, uint64_t value,
                               bool unlimited)
 {
+    if (strcmp(name, "ttl_ms") == 0) return out_duration(text, value);
     if (unlimited) return "none";
     if (strcmp(name, "bytes_ssd") == 0) return out_bytes(text, value);
     (void)snprintf(text, OUT_TEXT_BYTES, "%" PRIu64, value);
@@ -98,12 +109,13 @@ static json_t *limits_json(quota_limit *const *limits, size_t count)
 {
     json_t *all = json_object();
     for (size_t i = 0; i < count; i++)
-        (void)json_object_set_new(
-            all, limits[i]->name,
-            json_pack("{s:o, s:b, s:I}", "limit",
-                      limits[i]->unlimited ? json_null()
-                                           : json_integer((json_int_t)limits[i]->limit),
-                      "own", limits[i]->own, "used", (json_int_t)limits[i]->used));
+        (void)json_object_set_new(all, limits[i]->name,
+                                  json_pack("{s:o, s:b, s:b, s:I}", "limit",
+                                            limits[i]->unlimited && limits[i]->limit == 0
+                                                ? json_null()
+                                                : json_integer((json_int_t)limits[i]->limit),
+                                            "unlimited", limits[i]->unlimited, "own",
+                                            limits[i]->own, "used", (json_int_t)limits[i]->used));
     return all;
 }
 
@@ -132,7 +144,8 @@ static void print_limits(const struct ctl *ctl, quota_limit *const *limits, size
         out_table_cell(&table, "%s", l->name);
         out_table_cell(&table, "%s", limit_text(text, l->name, l->limit, l->unlimited));
         out_table_cell(&table, "%s", counted ? limit_text(text, l->name, l->used, false) : "-");
-        out_table_cell(&table, "%s", l->own ? "own" : "plan");
+        const bool is_configured = l->unlimited && strcmp(l->name, "ttl_ms") == 0;
+        out_table_cell(&table, "%s", is_configured ? "ssd.ttl" : l->own ? "own" : "plan");
     }
     out_table_print(ctl, &table);
 }
@@ -158,17 +171,26 @@ static void print_next(const struct ctl *ctl, quota_next *const *next, size_t co
     out_table_print(ctl, &table);
 }
 
+static void print_expired(uint64_t expired)
+{
+    if (expired > 0)
+        (void)printf("\n%" PRIu64 " sessions go unused longer than that ttl: their rows expire\n",
+                     expired);
+}
+
 static int show(const struct ctl *ctl, const char *user, const char *plan,
                 quota_limit *const *limits, size_t limit_count, quota_next *const *next,
-                size_t next_count)
+                size_t next_count, uint64_t expired)
 {
     if (ctl->json)
-        return out_json_take(json_pack("{s:s, s:s, s:o, s:o}", "user", user, "plan", plan, "limits",
-                                       limits_json(limits, limit_count), "next",
-                                       next_json(next, next_count)));
+        return out_json_take(json_pack("{s:s, s:s, s:o, s:o, s:I}", "user", user, "plan", plan,
+                                       "limits", limits_json(limits, limit_count), "next",
+                                       next_json(next, next_count), "expired_sessions",
+                                       (json_int_t)expired));
     (void)printf("user %s, plan %s\n\n", user, plan);
     print_limits(ctl, limits, limit_count);
     print_next(ctl, next, next_count);
+    print_expired(expired);
     return CLIENT_EXIT_OK;
 }
 
@@ -213,7 +235,8 @@ static int run_set(struct ctl *ctl, const struct command *command, int argc, cha
     request.dry_run = dry_run;
     code = call(ctl, CLIENT_SET_QUOTA, &request.base, &a);
     if (code != 0) return code;
-    code = show(ctl, argv[0], a->plan, a->limits, a->n_limits, a->next, a->n_next);
+    code = show(ctl, argv[0], a->plan, a->limits, a->n_limits, a->next, a->n_next,
+                a->expired_sessions);
     client_free(a);
     return code;
 }
@@ -227,7 +250,7 @@ static int run_get(struct ctl *ctl, const struct command *command, int argc, cha
     request.user = argv[0];
     code = call(ctl, CLIENT_GET_QUOTA, &request.base, &a);
     if (code != 0) return code;
-    code = show(ctl, argv[0], a->plan, a->limits, a->n_limits, a->next, a->n_next);
+    code = show(ctl, argv[0], a->plan, a->limits, a->n_limits, a->next, a->n_next, 0);
     client_free(a);
     return code;
 }
@@ -318,14 +341,14 @@ static int list_plans(struct ctl *ctl)
 {
     Cached__Admin__V1__ListPlansRequest request = CACHED__ADMIN__V1__LIST_PLANS_REQUEST__INIT;
     Cached__Admin__V1__ListPlansResponse *a = NULL;
-    static const char *const names[] = {"PLAN",  "USERS",   "SESSIONS", "TURNS",
-                                        "BYTES", "CALLS/S", "TOKENS/S", "SAVES"};
+    static const char *const names[] = {"PLAN",    "USERS",    "SESSIONS", "TURNS", "BYTES",
+                                        "CALLS/S", "TOKENS/S", "SAVES",    "TTL"};
     char text[OUT_TEXT_BYTES];
     struct out_table table;
     const int code = call(ctl, CLIENT_LIST_PLANS, &request.base, &a);
     if (code != 0) return code;
     json_t *list = json_array();
-    out_table_init(&table, names, KV_ARRAY_COUNT(names), 0xfe);
+    out_table_init(&table, names, KV_ARRAY_COUNT(names), 0x1fe);
     for (size_t i = 0; i < a->n_plans; i++) {
         const Cached__Admin__V1__Plan *p = a->plans[i];
         (void)json_array_append_new(list,
@@ -378,14 +401,16 @@ static int run_plan(struct ctl *ctl, const struct command *command, int argc, ch
     code = call(ctl, CLIENT_SET_PLAN, &request.base, &a);
     if (code != 0) return code;
     if (ctl->json) {
-        code = out_json_take(json_pack("{s:s, s:b, s:b, s:o}", "plan", argv[0], "dry_run", dry_run,
-                                       "deleted", delete &&!dry_run, "limits",
-                                       limits_json(a->limits, a->n_limits)));
+        code = out_json_take(json_pack("{s:s, s:b, s:b, s:o, s:I}", "plan", argv[0], "dry_run",
+                                       dry_run, "deleted", delete &&!dry_run, "limits",
+                                       limits_json(a->limits, a->n_limits), "expired_sessions",
+                                       (json_int_t)a->expired_sessions));
     } else if (delete) {
         (void)printf("plan %s %s\n", argv[0], dry_run ? "would be deleted" : "is deleted");
     } else {
         (void)printf("plan %s%s\n\n", argv[0], dry_run ? " would be" : "");
         print_limits(ctl, a->limits, a->n_limits);
+        print_expired(a->expired_sessions);
     }
     client_free(a);
     return code;
@@ -396,8 +421,9 @@ const struct command command_quota_set = {
     .arguments = "USER",
     .summary = "limits of one user; they count at once",
     .details =
-        "A value is a number (sizes as 50GiB), `none` for no limit, or `plan` for what the plan\n"
-        "says.  What a lower limit makes too much goes by itself when room is needed: the user's\n"
+        "A value is a number (sizes as 50GiB, times as 24h), `none` for no limit, or `plan` for\n"
+        "what the plan says.  --ttl counts for sessions opened without a ttl of their own.  What a "
+        "lower limit makes too much goes by itself when room is needed: the user's\n"
         "own least recently used session first, never another user's.  --dry-run shows which.\n"
         "Needs a token with role ops.",
     .example = "cachectl quota set alice --sessions 20 --turns 10 --bytes 50GiB",
@@ -445,7 +471,7 @@ const struct command command_quota_plan = {
         "Limits as in `quota set`; those that are not named stay, of a new plan there are none.\n"
         "`default` is the plan of everybody else; the configuration has it until it is set here.\n"
         "Needs a token with role ops.",
-    .example = "cachectl quota plan small --sessions 20 --turns 10",
+    .example = "cachectl quota plan small --sessions 20 --ttl 24h",
     .arguments_max = 1,
     .run = run_plan,
 };

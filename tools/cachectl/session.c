@@ -61,11 +61,12 @@ const char *level_name(Cached__Session__V1__Level level)
 
 static json_t *session_json(const session_info *s)
 {
-    return json_pack("{s:s, s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:s}", "session_id", s->session_id,
-                     "kind", kind_name(s->kind), "head_position", (json_int_t)s->head_position,
-                     "checkpoints", (json_int_t)s->checkpoints, "live", s->live, "idle_ms",
-                     (json_int_t)s->idle_ms, "age_ms", (json_int_t)s->age_ms, "ttl_ms",
-                     (json_int_t)s->ttl_ms, "parent_session_id", s->parent_session_id);
+    return json_pack("{s:s, s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:b, s:s}", "session_id",
+                     s->session_id, "kind", kind_name(s->kind), "head_position",
+                     (json_int_t)s->head_position, "checkpoints", (json_int_t)s->checkpoints,
+                     "live", s->live, "idle_ms", (json_int_t)s->idle_ms, "age_ms",
+                     (json_int_t)s->age_ms, "ttl_ms", (json_int_t)s->ttl_ms, "ttl_of_plan",
+                     s->ttl_of_plan, "parent_session_id", s->parent_session_id);
 }
 
 /* One page; *token is replaced by the next one. */
@@ -93,7 +94,8 @@ static int list_page(struct client *client, char **token, json_t *list, struct o
         out_table_cell(table, "%s", s->live ? "yes" : "no");
         out_table_cell(table, "%s", out_duration(text, s->idle_ms));
         out_table_cell(table, "%s", out_duration(text, s->age_ms));
-        out_table_cell(table, "%s", s->ttl_ms == 0 ? "-" : out_duration(text, s->ttl_ms));
+        out_table_cell(table, "%s%s", s->ttl_ms == 0 ? "-" : out_duration(text, s->ttl_ms),
+                       s->ttl_of_plan ? " (plan)" : "");
         out_table_cell(table, "%s", s->parent_session_id[0] ? s->parent_session_id : "-");
     }
     free(*token);
@@ -217,14 +219,16 @@ static int print_show_json(const session_answer *answer)
 static void print_show(const struct ctl *ctl, const session_answer *answer, bool tree_only)
 {
     const session_info *s = answer->session;
-    char idle[OUT_TEXT_BYTES], age[OUT_TEXT_BYTES];
+    char idle[OUT_TEXT_BYTES], age[OUT_TEXT_BYTES], ttl[OUT_TEXT_BYTES];
 
     (void)printf("session   %s%s%s  (%s%s%s)\n", ctl_bold(ctl), s->session_id, ctl_plain(ctl),
                  kind_name(s->kind), s->parent_session_id[0] ? " of " : "", s->parent_session_id);
     (void)printf("head      %u tokens, %s, epoch %" PRIu64 "\n", s->head_position,
                  s->live ? "live" : "not live", answer->epoch);
-    (void)printf("used      %s ago, opened %s ago\n\n", out_duration(idle, s->idle_ms),
+    (void)printf("used      %s ago, opened %s ago\n", out_duration(idle, s->idle_ms),
                  out_duration(age, s->age_ms));
+    (void)printf("ttl       %s%s\n\n", out_duration(ttl, s->ttl_ms),
+                 s->ttl_of_plan ? " (plan)" : "");
     if (!tree_only) print_checkpoints(ctl, answer);
     if (answer->n_checkpoints > 0) session_tree_print(answer, tree_only);
 }
