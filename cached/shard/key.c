@@ -39,7 +39,9 @@ static void not_started(struct flow *flow, kv_status status, const struct kv_err
         flow_finish(flow);
         return;
     case KV_BUSY:
-        flow_fail(flow, KV_REASON_SESSION_BUSY, "key", NULL, NULL);
+        flow->failed = true;
+        request_fail(flow->req, KV_REASON_SESSION_BUSY, "key", NULL, NULL,
+                     "Another rotation of the master key is under way.");
         flow->req->out.failure.retry_ms = 50;
         break;
     case KV_IO:

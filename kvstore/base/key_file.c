@@ -44,6 +44,14 @@ static bool parse(const uint8_t *text, size_t bytes, uint8_t key[KV_KEY_BYTES])
     return true;
 }
 
+static bool is_zeros(const uint8_t key[KV_KEY_BYTES])
+{
+    uint8_t any = 0;
+    for (uint32_t i = 0; i < KV_KEY_BYTES; i++)
+        any |= key[i];
+    return any == 0;
+}
+
 static kv_status read_open(int fd, const char *path, mode_t refused, uint8_t key[KV_KEY_BYTES],
                            struct kv_error *err)
 {
@@ -67,6 +75,11 @@ static kv_status read_open(int fd, const char *path, mode_t refused, uint8_t key
                          "the master key file '%s' has %lld bytes and is no key: want 32 bytes, or "
                          "64 hexadecimal digits",
                          path, (long long)info.st_size);
+    else if (is_zeros(found))
+        status = KV_FAIL(err, KV_INVALID,
+                         "the master key file '%s' has nothing but zeros, as a file has when a power "
+                         "cut lost its bytes: that is no key",
+                         path);
     if (status == KV_OK) memcpy(key, found, sizeof(found));
     explicit_bzero(text, sizeof(text));
     explicit_bzero(found, sizeof(found));

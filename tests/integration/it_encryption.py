@@ -247,6 +247,9 @@ def a_wrong_key_touches_nothing():
     for text in ("", "abc", "0" * 63, "0" * 65 + "\n", "g" * 64):
         key_file(box.directory, "master.key", text or " ")
         refused_with(["want 32 bytes, or 64 hexadecimal digits"], f"key {text!r}")
+    for text in ("0" * 64, "\0" * 32):
+        key_file(box.directory, "master.key", text)
+        refused_with(["nothing but zeros"], f"key {text!r}")
     with open(box.key, "wb") as f:
         f.write(right)
     for mode in (0o640, 0o604, 0o620, 0o644):
