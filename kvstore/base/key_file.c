@@ -77,8 +77,8 @@ static kv_status read_open(int fd, const char *path, mode_t refused, uint8_t key
                          path, (long long)info.st_size);
     else if (is_zeros(found))
         status = KV_FAIL(err, KV_INVALID,
-                         "the master key file '%s' has nothing but zeros, as a file has when a power "
-                         "cut lost its bytes: that is no key",
+                         "the master key file '%s' has nothing but zeros, as a file whose bytes a "
+                         "power cut lost: that is no key",
                          path);
     if (status == KV_OK) memcpy(key, found, sizeof(found));
     explicit_bzero(text, sizeof(text));
