@@ -1,6 +1,6 @@
 #pragma once
 
-/* The SSD tier from inside: for tier_ssd.c, ssd_ahead.c and ssd_retest.c only. */
+/* The SSD tier from inside: for tier_ssd.c and the ssd_*.c beside it only. */
 
 #include "kvstore/plan/erase.h"
 #include "kvstore/tier/ssd_make.h"

@@ -270,20 +270,25 @@ def opened_again():
     verified(box)
 
 
+def without_bit(box):
+    """As a build before this left it."""
+    features = State(box.state).features
+    equal(features & PLAN_TTL, PLAN_TTL, "a new directory has the bit")
+    with open(os.path.join(box.state, "superblock"), "r+b") as file:
+        copy = file.read(4096)
+        copy = sealed(copy[:48] + struct.pack("<Q", features & ~PLAN_TTL) + copy[56:])
+        file.seek(0)
+        file.write(copy + copy)
+
+
 @case
 def an_older_directory():
     """Builds before this recorded every ttl in full: those sessions keep theirs, and are found
     without one; the bit is set when the directory is opened."""
     box = Box("synthetic", OFF).start()
     talk = stored(box, "old", ttl_ms=SSD_TTL_MS)
-    state = verified(box)
-    equal(state.features & PLAN_TTL, PLAN_TTL, "a new directory has the bit")
-    path = os.path.join(box.state, "superblock")
-    with open(path, "r+b") as file:
-        copy = file.read(4096)
-        copy = sealed(copy[:48] + struct.pack("<Q", state.features & ~PLAN_TTL) + copy[56:])
-        file.seek(0)
-        file.write(copy + copy)
+    box.stop()
+    without_bit(box)
     box.start()
     talk = again(box, talk)
     equal((talk.opened.created, life(talk)), (False, (SSD_TTL_MS, False)), "found, with its own")
@@ -296,6 +301,31 @@ def an_older_directory():
     equal(state.features & PLAN_TTL, PLAN_TTL, "the bit is set")
     equal((recorded_ttl(state, "alice/old"), recorded_ttl(state, "alice/fresh")),
           (SSD_TTL_MS, 0), "as recorded")
+
+
+@case
+def an_older_directory_that_cannot_be_marked():
+    """Its superblock cannot be written: sessions get the ttl that their plan says then, in full."""
+    box = Box("synthetic", OFF).start()
+    box.stop()
+    without_bit(box)
+    os.mkdir(os.path.join(box.state, "superblock.new"))  # Where the next one would be written.
+    box.start()
+    check("event=plan_ttl_not_kept" in box.log(), "the log says so")
+    talk = stored(box, "s")
+    equal(life(talk), (SSD_TTL_MS, False), "recorded in full")
+    check(not again(box, talk).opened.created, "found without one")
+    box.stop()
+    state = State(box.state)
+    equal((state.features & PLAN_TTL, recorded_ttl(state, "alice/s")), (0, SSD_TTL_MS), "on disk")
+    os.rmdir(os.path.join(box.state, "superblock.new"))
+    offset = len(box.log())
+    box.start()
+    check("event=plan_ttl_not_kept" not in box.log(offset), "marked now")
+    equal(life(again(box, talk)), (SSD_TTL_MS, False), "it keeps its own")
+    plan(box, HOUR_MS)
+    equal(life(stored(box, "new")), (HOUR_MS, True), "a new one follows")
+    equal(verified(box).features & PLAN_TTL, PLAN_TTL, "the bit is set")
 
 
 @case
