@@ -4,6 +4,7 @@ import os
 import subprocess
 
 from daemon import BUILD, check, equal, scratch
+from faults import SANITIZED
 from talk import Box, Talk, case, run_cases, tokens
 
 
@@ -81,7 +82,9 @@ def wrong_drafts_switch_themselves_off():
     equal(len(answer.tokens), 600, "all of it")
     count = sum(drafted(box).values())
     print(f"{count:.0f} drafts for 600 tokens: {drafted(box)}")
-    check(0 < count < 150, "tried, then off")
+    check(count > 0, "tried")
+    if not SANITIZED:  # Under a sanitizer a step costs what it costs nowhere else.
+        check(count < 150, "then off")
     box.stop()
 
 
