@@ -14,46 +14,13 @@
  * sessions and repeated.
  */
 
-#include "cached/shard/shard_internal.h"
+#include "cached/shard/delete_internal.h"
 
 #include "kvstore/base/bytes.h"
-#include "kvstore/format/manifest_record.h"
-#include "kvstore/store/segments.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define SCAN_BYTES (128u << 10) /* Holds the largest record. */
-#define SCAN_RECORDS 2048u
-#define PLANT_HELD_NS 20000000u
-
-struct removal {
-    struct shard *shard;
-    struct flow *flow; /* Who asked; NULL: it was answered (planted bug). */
-    struct removal *next;
-    bool waiting; /* For its session to be at rest. */
-    bool dry_run;
-#ifdef CACHED_TEST_HOOKS
-    uint64_t held_ns; /* A planted bug: not posted before this. */
-#endif
-    struct kv_loss loss; /* Cause QUOTA: for room; the flow goes on. */
-    /* EraseUser. */
-    struct kv_user *user; /* NULL: DeleteSession. */
-    struct kv_session_id *ids;
-    uint32_t id_count, id_next;
-    /* The session that goes now. */
-    struct kv_session *session;
-    struct kv_batch *batch;
-    struct kv_manifest_scan scan;
-    uint8_t key[KV_RECORD_KEY_MAX], start[KV_RECORD_KEY_MAX + 1];
-    uint8_t *buf;
-    uint64_t nodes, pages; /* Of this session, that go. */
-    bool leaves;           /* Others have heads in its tree. */
-    struct request_receipt receipt;
-};
-
-static void session_next(struct removal *removal);
 
 /* ---- the end ---- */
 
@@ -85,7 +52,7 @@ static void removal_end(struct removal *removal)
 
 /* A dry run has taken nothing out of reach: its session may be in the middle of somebody else's
  * deletion. */
-static void session_let_go(struct removal *removal)
+void removal_let_go(struct removal *removal)
 {
     struct kv_session *session = removal->session;
     removal->session = NULL;
@@ -95,9 +62,9 @@ static void session_let_go(struct removal *removal)
 }
 
 /* What is left stays as it was; whoever asked hears why. */
-static void removal_fail(struct removal *removal, kv_status status)
+void removal_fail(struct removal *removal, kv_status status)
 {
-    session_let_go(removal);
+    removal_let_go(removal);
     if (removal->loss.cause == KV_REASON_QUOTA) {
         removal->flow->quota_tries = UINT32_MAX; /* It has to do without. */
         removal_end(removal);
@@ -115,213 +82,11 @@ static void removal_fail(struct removal *removal, kv_status status)
 }
 
 /* Its batch was not written, or may have been. */
-static void removal_unrecorded(struct removal *removal, kv_status status)
+void removal_unrecorded(struct removal *removal, kv_status status)
 {
     if (removal->flow != NULL)
         flow_fail(removal->flow, shard_unrecorded(removal->shard, status), "manifest", NULL, NULL);
     removal_fail(removal, status);
-}
-
-/* ---- one session: records ---- */
-
-static void session_gone(void *context, kv_status status)
-{
-    struct removal *removal = context;
-    struct shard *shard = removal->shard;
-    struct kv_session *session = removal->session;
-    if (status != KV_OK) {
-        /* Its places were not freed: until a restart shows what became of it, it is as before. */
-        removal_unrecorded(removal, status);
-        return;
-    }
-    kv_log(shard->options.log, KV_LOG_INFO, "session_deleted", "checkpoints=%llu pages=%llu",
-           (unsigned long long)removal->nodes, (unsigned long long)removal->pages);
-    /* What left a tree that stays is not in the sum any more. */
-    if (!removal->leaves)
-        shard->store->checkpoints -= KV_MIN(removal->nodes, shard->store->checkpoints);
-    shard->counters.sessions_deleted++;
-    answers_forget_session(shard, &session->id);
-    kv_index_session_remove(shard->store->index, session);
-    removal->session = NULL;
-    session_next(removal);
-}
-
-static void count_session(struct removal *removal)
-{
-    removal->receipt.sessions++;
-    removal->receipt.checkpoints += removal->nodes;
-    removal->receipt.bytes += removal->pages * removal->shard->layout->page_bytes;
-}
-
-/* Of an erased user nothing is left, not even that. */
-static struct kv_record_deleted deleted_record(const struct removal *removal)
-{
-    return (struct kv_record_deleted){
-        .user = removal->session->user->id,
-        .cause = removal->loss.cause == KV_REASON_QUOTA ? KV_REASON_QUOTA : KV_REASON_DELETED,
-        .limit_of = removal->loss.limit_of,
-        .limit = removal->loss.limit,
-        .value = removal->loss.value,
-        .removed_ms = kv_store_now_ms(removal->shard->store),
-        .checkpoints = (uint32_t)KV_MIN(removal->nodes, (uint64_t)UINT32_MAX),
-        .bytes = removal->pages * removal->shard->layout->page_bytes,
-    };
-}
-
-static void records_read(struct removal *removal)
-{
-    count_session(removal);
-    if (removal->dry_run) {
-        session_let_go(removal);
-        session_next(removal);
-        return;
-    }
-    struct kv_batch *batch = removal->batch;
-    kv_status status = kv_batch_delete_session(batch, &removal->session->id);
-    if (status == KV_OK)
-        status = kv_batch_delete_old_branches(batch, removal->shard->store, &removal->session->id);
-    const struct kv_record_deleted record = deleted_record(removal);
-    if (status == KV_OK && removal->user == NULL)
-        status =
-            kv_store_deleted_note(removal->shard->store, batch, &removal->session->id, &record);
-    if (status != KV_OK) {
-        removal_fail(removal, status);
-        return;
-    }
-#ifdef CACHED_TEST_HOOKS
-    if (KV_PLANTED(removal->shard->store, ACK_BEFORE_DELETE) && removal->user == NULL) {
-        struct flow *flow = removal->flow;
-        removal->flow = NULL;
-        removal->held_ns = kv_clock_stopwatch_ns() + PLANT_HELD_NS;
-        flow->req->out.receipt = removal->receipt;
-        flow_finish(flow);
-        return;
-    }
-#endif
-    removal->batch = NULL; /* The store's from here on. */
-    kv_batch_post(batch, session_gone, removal);
-}
-
-#ifdef CACHED_TEST_HOOKS
-/* The planted bug: answered long ago. */
-static void post_held(struct removal *removal)
-{
-    struct kv_batch *batch = removal->batch;
-    if (removal->held_ns == 0 || kv_clock_stopwatch_ns() < removal->held_ns) return;
-    removal->held_ns = 0;
-    removal->batch = NULL;
-    kv_batch_post(batch, session_gone, removal);
-}
-#endif
-
-static kv_status take_record(struct removal *removal, const struct kv_manifest_put *put)
-{
-    struct kv_store *store = removal->shard->store;
-    const struct kv_session_id *id = &removal->session->tree->id;
-    struct kv_record_page page;
-    struct kv_checkpoint_id checkpoint;
-    if (put->key_bytes == 34 && put->key[17] == 'N') {
-        memcpy(checkpoint.bytes, put->key + 18, sizeof(checkpoint.bytes));
-        removal->nodes++;
-        return removal->dry_run ? KV_OK : kv_batch_delete_node(removal->batch, id, &checkpoint);
-    }
-    if (put->key_bytes == KV_KEY_HISTORY_BYTES && put->key[17] == 'H')
-        return removal->dry_run ? KV_OK : kv_batch_delete_history(removal->batch, id);
-    if (put->key_bytes != 26 || put->key[17] != 'P') return KV_OK; /* Not one of ours. */
-    uint64_t uid = 0;
-    for (uint32_t i = 0; i < 8; i++)
-        uid = uid << 8 | put->key[18 + i];
-    kv_status status = removal->dry_run ? KV_OK : kv_batch_delete_page(removal->batch, id, uid);
-    if (status != KV_OK || kv_record_page_decode(put->value, put->value_bytes, &page) != KV_OK ||
-        !kv_store_segment_recorded(store, page.ssd_page))
-        return status;
-    removal->pages++;
-    return removal->dry_run ? KV_OK : kv_batch_free_ssd(removal->batch, page.ssd_page);
-}
-
-static void scan_post(struct removal *removal);
-
-static void scanned(struct kv_msg *msg)
-{
-    struct removal *removal = KV_CONTAINER_OF(msg, struct removal, scan.msg);
-    struct kv_manifest_put put, last = {0};
-    uint32_t offset = 0;
-    kv_status status = removal->scan.status;
-    removal->shard->store->operations--;
-    if (flow_cancelled(removal->flow)) {
-        removal_fail(removal, KV_OK);
-        return;
-    }
-    while (status == KV_OK && kv_manifest_scan_next(&removal->scan, &offset, &put)) {
-        last = put;
-        status = take_record(removal, &put);
-    }
-    if (status != KV_OK) {
-        removal_fail(removal, status);
-    } else if (removal->scan.more && last.key != NULL) {
-        removal->scan.start_bytes =
-            kv_manifest_scan_behind(&last, removal->start, sizeof(removal->start));
-        scan_post(removal);
-    } else {
-        records_read(removal);
-    }
-}
-
-static void scan_post(struct removal *removal)
-{
-    struct kv_store *store = removal->shard->store;
-    const uint32_t start_bytes = removal->scan.start_bytes;
-    removal->scan = (struct kv_manifest_scan){
-        .msg.run = scanned,
-        .reply = store->options.mailbox,
-        .prefix = removal->key,
-        .prefix_bytes = kv_key_tree(&removal->session->tree->id, removal->key),
-        .start = start_bytes == 0 ? NULL : removal->start,
-        .start_bytes = start_bytes,
-        .record_max = SCAN_RECORDS,
-        .buf = removal->buf,
-        .buf_bytes = SCAN_BYTES,
-    };
-    store->operations++;
-    kv_manifest_scan_post(store->manifest, &removal->scan);
-}
-
-static void removals_durable(void *context, kv_status status)
-{
-    struct removal *removal = context;
-    if (status == KV_OK)
-        scan_post(removal);
-    else /* Nothing of this removal was written yet. */
-        removal_unrecorded(removal, status == KV_IO ? KV_INVALID : status);
-}
-
-static void post_barrier(struct removal *removal, struct kv_batch *barrier)
-{
-    kv_batch_barrier(barrier);
-    kv_batch_post(barrier, removals_durable, removal);
-}
-
-/* Reader and writer are two threads: no record may be seen whose removal is on its way, or its
- * place would be freed twice. */
-static void records_start(struct removal *removal)
-{
-    struct kv_store *store = removal->shard->store;
-    removal->nodes = removal->pages = 0;
-    removal->leaves = false;
-    removal->scan.start_bytes = 0;
-    if (removal->dry_run) {
-        scan_post(removal);
-        return;
-    }
-    removal->batch = kv_batch_create(store);
-    struct kv_batch *barrier = NULL;
-    if (store->removals > 0 || store->dead != NULL) barrier = kv_batch_create(store);
-    if (removal->batch == NULL || (barrier == NULL && (store->removals > 0 || store->dead != NULL)))
-        removal_fail(removal, KV_NOMEM);
-    else if (barrier != NULL)
-        post_barrier(removal, barrier);
-    else
-        scan_post(removal);
 }
 
 /* ---- one session: out of reach ---- */
@@ -364,7 +129,7 @@ static void wait_look(struct removal *removal)
         return;
     }
     if (session->tree->load == KV_LOAD_DONE) kv_store_unload(shard->store, session);
-    records_start(removal);
+    removal_read(removal);
 }
 
 /* ---- one session of several in a tree ---- */
@@ -382,15 +147,15 @@ static void leave_now(struct removal *removal)
     removal->leaves = true;
     removal->nodes = leaving.nodes;
     removal->pages = leaving.pages;
-    count_session(removal);
+    removal_count(removal);
     if (removal->dry_run) {
-        session_let_go(removal);
-        session_next(removal);
+        removal_let_go(removal);
+        removal_next(removal);
         return;
     }
-    const struct kv_record_deleted record = deleted_record(removal);
+    const struct kv_record_deleted record = removal_record(removal);
     const kv_status status = kv_store_leave(store, session, removal->user == NULL ? &record : NULL,
-                                            before_drop, session_gone, removal);
+                                            before_drop, removal_session_gone, removal);
     if (status != KV_OK) removal_fail(removal, status);
 }
 
@@ -437,7 +202,7 @@ void delete_tick(struct shard *shard)
         next = removal->next;
 #ifdef CACHED_TEST_HOOKS
         if (removal->held_ns != 0) {
-            post_held(removal);
+            removal_post_held(removal);
             continue;
         }
 #endif
@@ -461,7 +226,7 @@ static void session_start(struct removal *removal, struct kv_session *session)
     } else if (is_one_of_several && removal->user == NULL) {
         leave_start(removal);
     } else {
-        records_start(removal);
+        removal_read(removal);
     }
 }
 
@@ -503,7 +268,7 @@ static void user_end(struct removal *removal)
     kv_batch_post(batch, user_gone, removal);
 }
 
-static void session_next(struct removal *removal)
+void removal_next(struct removal *removal)
 {
     assert(removal->session == NULL);
     while (removal->id_next < removal->id_count) {
@@ -539,7 +304,7 @@ static struct removal *removal_make(struct flow *flow, bool dry_run)
 {
     struct removal *removal = calloc(1, sizeof(*removal));
     if (removal == NULL) return NULL;
-    removal->buf = malloc(SCAN_BYTES);
+    removal->buf = malloc(REMOVAL_SCAN_BYTES);
     if (removal->buf == NULL) {
         free(removal);
         return NULL;
@@ -628,7 +393,7 @@ void flow_erase_user(struct flow *flow)
     removal->receipt.found = true;
     user->erasing = !removal->dry_run;
     if (collect(removal))
-        session_next(removal);
+        removal_next(removal);
     else
         removal_fail(removal, KV_NOMEM);
 }

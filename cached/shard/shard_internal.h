@@ -11,6 +11,7 @@
 #include "kvstore/plan/evict.h"
 #include "kvstore/plan/plan.h"
 #include "kvstore/store/store.h"
+#include "kvstore/store/store_quota.h"
 
 struct flow;
 

@@ -5,6 +5,7 @@
 #include "kvstore/format/manifest_record.h"
 #include "kvstore/store/segments.h"
 #include "kvstore/store/store.h"
+#include "kvstore/store/store_quota.h"
 
 /* The batch of pending removals, made when first needed; NULL: out of memory. */
 struct kv_batch *kv_store_dead_batch(struct kv_store *store);
