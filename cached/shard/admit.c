@@ -113,7 +113,10 @@ enum flow_next admit_pages(struct flow *flow, uint32_t pages, void (*again)(stru
     const uint64_t limit = quota.limits[KV_QUOTA_BYTES_SSD];
     const uint64_t used = quota_used(flow->shard, user, KV_QUOTA_BYTES_SSD);
     if (kv_quota_admits(&quota, KV_QUOTA_BYTES_SSD, used, pages * page_bytes)) return FLOW_NEXT;
-    if (make_room(flow, user, KV_QUOTA_BYTES_SSD, limit, used, again)) return FLOW_WAIT;
+    /* Nothing goes for a session that is too large by itself. */
+    const bool may_fit = kv_quota_admits(&quota, KV_QUOTA_BYTES_SSD,
+                                         flow->session->pages * page_bytes, pages * page_bytes);
+    if (may_fit && make_room(flow, user, KV_QUOTA_BYTES_SSD, limit, used, again)) return FLOW_WAIT;
     flow->shard->counters.quota_refused[KV_QUOTA_BYTES_SSD]++;
     flow->req->out.save_reason = KV_REASON_QUOTA_BYTES_SSD;
     return FLOW_NEXT;

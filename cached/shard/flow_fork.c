@@ -222,6 +222,7 @@ static void head_stored(struct flow *flow)
         flow_finish(flow);
         return;
     }
+    flow->req->in.u.fork.id = node->id; /* Where fork_look() goes on after a wait. */
     fork_make(flow, node);
 }
 

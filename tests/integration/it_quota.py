@@ -87,6 +87,24 @@ def the_default_plan():
 
 
 @case
+def a_fork_at_the_limit():
+    """From the head, which is looked for again when another session has gone for it."""
+    box = Box("synthetic", OFF).start()
+    put(box, sessions=3)
+    client = box.client()
+    for i in range(3):
+        Talk(client, f"s{i}").prefill(tokens(300), level=pb.LEVEL_SSD)
+        box.advance(1000)
+    for new, gone in (("f0", "s0"), ("f1", "s1")):
+        got = client.session.Fork(pb.ForkRequest(session_id="s2", new_session_id=new))
+        equal((got.created, got.head_position), (True, 300), f"{new} is made")
+        check(gone not in names(box) and "s2" in names(box), f"{gone} went: {names(box)}")
+        equal(len(names(box)), 3, "sessions")
+        box.advance(1000)
+    verified(box)
+
+
+@case
 def sessions_in_use_are_not_taken():
     """All are in use: refused with limit, value and remedy; sub and ephemeral do not count."""
     box = Box("cpu", OFF).start()
@@ -194,9 +212,10 @@ def bytes_on_ssd():
         box.advance(1000)
     check("s11" in names(box) and "s00" not in names(box), f"the oldest went: {names(box)}")
     equal(why(box, "s00").removed.limit_name, "bytes_ssd", "why")
-    talk = Talk(client, "large")
+    talk, before = Talk(client, "large"), names(box)
     got = talk.prefill(tokens(61 * 128), level=pb.LEVEL_SSD)
     equal((got.save_reason, len(got.checkpoints)), ("QUOTA_BYTES_SSD", 0), "more than all of it")
+    equal(names(box), before, "nothing goes for what cannot fit")
     expect(talk.call.Checkpoint, pb.CheckpointRequest(session_id="large", level=pb.LEVEL_SSD),
            code="RESOURCE_EXHAUSTED", reason="QUOTA_BYTES_SSD")
     equal(talk.decode(3, no_checkpoint=True).end.tokens, 3, "it goes on in memory")
