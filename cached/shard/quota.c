@@ -2,7 +2,7 @@
  * The calls of quotas: set, show, delete; plans; who has how much.
  *
  * A change is recorded first and counts from the moment it is durable, when the call is answered.
- * What a lower limit makes too much goes by itself then, and --dry-run says what that would be.
+ * What a lower limit makes too much goes when room is next needed; --dry-run says what that is.
  */
 
 #include "cached/shard/shard_internal.h"

@@ -152,7 +152,7 @@ static void fill_position(struct flow *flow, struct request_why *why)
     if (flow->req->out.has_removed)
         why->reason = flow->req->out.removed.cause;
     else if (why->is_stored)
-        why->reason = node == NULL ? KV_REASON_NONE : node_reason(shard, node);
+        why->reason = KV_REASON_NONE;
     else if (session->tree->history != NULL && session->tree->history->cut)
         why->reason = why_missed(session);
     else
