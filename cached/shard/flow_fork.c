@@ -27,20 +27,12 @@ static void fork_recorded(void *context, kv_status status)
 static void record_fork(struct flow *flow, struct kv_session *fork, struct kv_node *node)
 {
     struct kv_store *store = flow->shard->store;
-    struct kv_batch *batch = NULL;
-    struct kv_error err = {0};
+    struct kv_batch *batch = kv_batch_create(store);
+    kv_status status = batch == NULL ? KV_NOMEM : KV_OK;
     flow->req->out.epoch = fork->epoch;
     flow->req->out.head_position = fork->origin_tokens;
     flow->req->out.has_head_checkpoint = true;
     flow->req->out.head_checkpoint = fork->origin_id;
-    kv_status status = kv_store_forks(store, &err);
-    if (status != KV_OK) {
-        kv_log(store->options.log, KV_LOG_ERROR, "fork_refused", "cause=\"%s\"", err.text);
-        fork_recorded(flow, KV_IO);
-        return;
-    }
-    batch = kv_batch_create(store);
-    if (batch == NULL) status = KV_NOMEM;
     if (status == KV_OK && node != NULL) status = kv_batch_node(batch, node);
     if (status == KV_OK) status = kv_batch_session(batch, fork);
     if (status == KV_OK) status = kv_batch_session(batch, flow->session);
@@ -133,12 +125,23 @@ static bool fork_again(struct flow *flow)
 
 static void fork_look(struct flow *flow);
 
+/* The superblock says that there are forks before there is one. */
+static bool may_have_forks(struct flow *flow)
+{
+    struct kv_store *store = flow->shard->store;
+    struct kv_error err = {0};
+    if (kv_store_forks(store, &err) == KV_OK) return true;
+    kv_log(store->options.log, KV_LOG_ERROR, "fork_refused", "cause=\"%s\"", err.text);
+    flow_fail(flow, shard_unwritten(&err), "superblock", NULL, NULL);
+    return false;
+}
+
 static void fork_make(struct flow *flow, struct kv_node *node)
 {
     struct kv_store *store = flow->shard->store;
     const struct request_in *in = &flow->req->in;
     const uint64_t now_ms = kv_store_now_ms(store);
-    if (!session_has_room(flow, kind_of(flow))) {
+    if (!session_has_room(flow, kind_of(flow)) || !may_have_forks(flow)) {
         flow_finish(flow);
         return;
     }

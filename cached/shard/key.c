@@ -45,8 +45,7 @@ static void not_started(struct flow *flow, kv_status status, const struct kv_err
         flow->req->out.failure.retry_ms = 50;
         break;
     case KV_IO:
-        flow_fail(flow, err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY,
-                  "superblock", NULL,
+        flow_fail(flow, shard_unwritten(err), "superblock", NULL,
                   kv_arena_strdup(flow->req->arena, err->text, strlen(err->text)));
         break;
     default:

@@ -189,7 +189,7 @@ static void changed(void *context, kv_status status)
     struct flow *flow = job->flow;
     struct shard *shard = flow->shard;
     if (status != KV_OK) {
-        flow_fail(flow, KV_REASON_SSD_READ_ONLY, "manifest", NULL, NULL);
+        flow_fail(flow, shard_unrecorded(shard, status), "manifest", NULL, NULL);
     } else {
         kv_store_quota_apply(shard->store, &job->change);
         kv_log(shard->options.log, KV_LOG_INFO, "quota_changed", "kind=%d", (int)job->change.kind);
@@ -221,7 +221,7 @@ static void change_post(struct flow *flow, const struct kv_quota_change *change)
     kv_batch_discard(batch);
     free(job);
     if (status == KV_IO)
-        flow_fail(flow, KV_REASON_SSD_READ_ONLY, "superblock", NULL, NULL);
+        flow_fail(flow, shard_unwritten(&err), "superblock", NULL, NULL);
     else
         flow_fail_status(flow, status);
     flow_finish(flow);

@@ -12,6 +12,7 @@
 #include "kvstore/base/thread.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -172,6 +173,11 @@ enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status)
     if (status == KV_IO) return KV_REASON_RESULT_UNKNOWN;
     const bool no_room = kv_manifest_stats(shard->store->manifest).no_room;
     return status == KV_BUSY || no_room ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
+}
+
+enum kv_reason shard_unwritten(const struct kv_error *err)
+{
+    return err->sys_errno == ENOSPC ? KV_REASON_SSD_FULL : KV_REASON_SSD_READ_ONLY;
 }
 
 void shard_drop_page(struct shard *shard, struct kv_session *session, uint32_t page)

@@ -515,6 +515,8 @@ uint64_t scrub_tick(struct shard *shard);
 /* Why a call fails whose records were not written (KV_BUSY: for want of room), or may have been
  * (KV_IO). */
 enum kv_reason shard_unrecorded(const struct shard *shard, kv_status status);
+/* Why a call fails whose file of the directory could not be written: nothing happened. */
+enum kv_reason shard_unwritten(const struct kv_error *err);
 
 /* The answer to any call of the scrub; false: no memory. */
 bool scrub_fill_status(struct flow *flow, bool changed);

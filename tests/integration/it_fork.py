@@ -4,11 +4,13 @@ Nothing is copied, both heads go on, and neither can hurt the other: each goes o
 session that never forked, and what one deletes stays for the other as far as it needs it.
 """
 
+import os
 import threading
 
 import grpc
 from cli import Tool, token_file
 from daemon import Failure, admin_pb, check, equal, expect, failure, pack, pb
+from faults import mounted
 from state_files import State, kvdump
 from talk import (
     EXACT, MINUTE_MS, MISS, PAGE, REPLAY, Box, Talk, case, name_of, opened, patiently, resumed, rng,
@@ -478,6 +480,39 @@ def records_say_whose_they_are():
     equal(code, 0, "kvdump print")
     check(made.id.hex() in out, "it names where it was forked")
     verified(box, "printed")
+
+
+@case
+def the_first_fork_on_a_full_file_system():
+    """The superblock cannot say that there are forks: none is made, nor a quota; with room both are."""
+    with mounted("the_first_fork_on_a_full_file_system", mib=80) as place:
+        if place is None:
+            return
+        box = Box("synthetic", {"state.dir": os.path.join(place, "state"),
+                                "ssd.segment_bytes": "1MiB"})
+        box.state = box.flags["state.dir"]
+        box.start()
+        talk = Talk(box.client(), "s")
+        made = talk.prefill(tokens(300)).checkpoints[-1]
+        fill = os.path.join(place, "others")
+        with open(fill, "wb", buffering=0) as f:
+            try:
+                while f.write(b"x" * 4096) > 0:
+                    pass
+            except OSError:
+                pass
+        turns = admin_pb.SetQuotaRequest(user="carol", limits=[admin_pb.SetLimit(name="turns", limit=7)])
+        for _ in range(2):
+            expect(fork, talk, "f", made.id, code="RESOURCE_EXHAUSTED", reason="SSD_FULL")
+            expect(box.operator.SetQuota, turns, code="RESOURCE_EXHAUSTED", reason="SSD_FULL")
+        expect(attach(box.client(), "f").get, code="NOT_FOUND", reason="SESSION_NOT_FOUND")
+        os.unlink(fill)
+        equal(patiently(fork, talk, "f", made.id).created, True, "made when there is room")
+        patiently(box.operator.SetQuota, turns)
+        box.crash()
+        equal(attach(box.client(), "f").get().session.head_position, 300, "and there after kill -9")
+        box.stop()
+        verified(box, "after a full file system")
 
 
 @case
