@@ -262,7 +262,7 @@ static kv_status read_master_key(void *context, uint8_t key[KV_KEY_BYTES], struc
 {
     const struct cached_config *config = context;
     if (config->ssd_master_key_file[0] != '\0')
-        return kv_key_file_read(config->ssd_master_key_file, key, err);
+        return kv_key_file_read(config->ssd_master_key_file, config->state_dir, key, err);
     return kv_key_credential_read(config->ssd_master_key_credential, key, err);
 }
 

@@ -368,7 +368,7 @@ static kv_status open_encrypted(struct make *make, struct kv_store_options *opti
     kv_status status = kv_secrets_create(KV_KEY_BYTES, &secrets, err);
     uint8_t *key = status == KV_OK ? kv_secrets_alloc(secrets) : NULL;
     if (status == KV_OK && key == NULL) status = KV_FAIL(err, KV_NOMEM, "keep the master key");
-    if (status == KV_OK) status = kv_key_file_read(make->plan->master_key, key, err);
+    if (status == KV_OK) status = kv_key_file_read(make->plan->master_key, NULL, key, err);
     options->encryption = (struct kv_encryption){.on = true, .master = key};
     if (status == KV_OK) status = open_with(make, options, err);
     kv_secrets_destroy(secrets);

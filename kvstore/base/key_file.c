@@ -97,8 +97,27 @@ static kv_status read_file(const char *path, mode_t refused, uint8_t key[KV_KEY_
     return status;
 }
 
-kv_status kv_key_file_read(const char *path, uint8_t ret_key[KV_KEY_BYTES], struct kv_error *err)
+/* By their real names; false where either has none. */
+static bool is_below(const char *path, const char *dir)
 {
+    char *const file = realpath(path, NULL), *const root = realpath(dir, NULL);
+    const size_t bytes = root == NULL ? 0 : strlen(root);
+    const bool below =
+        file != NULL && bytes > 0 && strncmp(file, root, bytes) == 0 && file[bytes] == '/';
+    free(file);
+    free(root);
+    return below;
+}
+
+kv_status kv_key_file_read(const char *path, const char *dir, uint8_t ret_key[KV_KEY_BYTES],
+                           struct kv_error *err)
+{
+    if (dir != NULL && is_below(path, dir))
+        return KV_FAIL(
+            err, KV_INVALID,
+            "the master key file '%s' lies in the state directory: whoever has a copy of "
+            "it would have the key to it, keep it elsewhere",
+            path);
     return read_file(path, S_IRWXG | S_IRWXO, ret_key, err);
 }
 

@@ -248,6 +248,12 @@ def a_wrong_key_touches_nothing():
     for text in ("", "abc", "0" * 63, "0" * 65 + "\n", "g" * 64):
         key_file(box.directory, "master.key", text or " ")
         refused_with(["want 32 bytes, or 64 hexadecimal digits"], f"key {text!r}")
+    inside = os.path.join(box.state, "master.key")
+    os.rename(box.key, inside)
+    box.flags["ssd.master_key_file"] = inside
+    refused_with(["lies in the state directory"], "a key in the directory it opens")
+    os.rename(inside, box.key)
+    box.flags["ssd.master_key_file"] = box.key
     for text in ("0" * 64, "\0" * 32):
         key_file(box.directory, "master.key", text)
         refused_with(["nothing but zeros"], f"key {text!r}")

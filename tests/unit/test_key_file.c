@@ -24,7 +24,7 @@ static void expect_refused(const char *words)
 {
     uint8_t key[KV_KEY_BYTES] = {0xee};
     struct kv_error err = {0};
-    EXPECT(kv_key_file_read(path, key, &err) == KV_INVALID);
+    EXPECT(kv_key_file_read(path, NULL, key, &err) == KV_INVALID);
     if (strstr(err.text, words) == NULL) (void)fprintf(stderr, "%s\n", err.text);
     EXPECT(strstr(err.text, words) != NULL);
     EXPECT(strstr(err.text, path) != NULL);
@@ -38,12 +38,12 @@ static void test_taken(void)
     for (uint8_t i = 0; i < KV_KEY_BYTES; i++)
         want[i] = i;
     put(want, sizeof(want), 0600);
-    EXPECT(kv_key_file_read(path, got, NULL) == KV_OK);
+    EXPECT(kv_key_file_read(path, NULL, got, NULL) == KV_OK);
     EXPECT_EQ_MEM(got, want, sizeof(want));
     for (uint32_t bytes = 64; bytes <= 65; bytes++) {
         memset(got, 0, sizeof(got));
         put(text, bytes, 0400);
-        EXPECT(kv_key_file_read(path, got, NULL) == KV_OK);
+        EXPECT(kv_key_file_read(path, NULL, got, NULL) == KV_OK);
         EXPECT_EQ_MEM(got, want, sizeof(want));
     }
 }

@@ -48,7 +48,7 @@ static kv_status take_master(struct dump *dump, struct kv_error *err)
     if (status != KV_OK || dump->master_key_file == NULL) return status;
     keys->master = kv_secrets_alloc(keys->secrets);
     if (keys->master == NULL) return KV_FAIL(err, KV_NOMEM, "keep the master key");
-    status = kv_key_file_read(dump->master_key_file, keys->master, err);
+    status = kv_key_file_read(dump->master_key_file, NULL, keys->master, err);
     if (status != KV_OK) return status;
     if (kv_key_check_is(keys->aead, keys->master, &superblock->id, &superblock->master) ||
         (superblock->has_next_master &&
