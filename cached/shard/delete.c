@@ -39,7 +39,8 @@ static void removal_free(struct removal *removal)
 static void removal_end(struct removal *removal)
 {
     struct flow *flow = removal->flow;
-    if (removal->user != NULL && !removal->dry_run) removal->user->erasing = false;
+    if (removal->user != NULL && !removal->dry_run)
+        removal->user->erasing = removal->user->keys_gone = false;
     if (removal->loss.cause == KV_REASON_QUOTA) {
         removal_free(removal);
         flow->wake(flow);

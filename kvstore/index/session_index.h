@@ -49,6 +49,7 @@ struct kv_user {
     struct kv_digest root;           /* D_0 of this user and the model served now. */
     char name[KV_USER_NAME_MAX + 1]; /* Set by whoever adds it; "" in tests. */
     bool erasing;                    /* No session of it is made. */
+    bool keys_gone;                  /* A batch that deletes its data keys is posted. */
     void *keys;                      /* The store's: data keys, the newest first; NULL: none. */
     uint32_t pages;                  /* Of all sessions, as below. */
     uint32_t mains, others;          /* Sessions of kind main, and of the others. */

@@ -348,7 +348,7 @@ kv_status kv_batch_delete_user(struct kv_batch *batch, const struct kv_user_id *
 {
     uint8_t key[KV_RECORD_KEY_MAX];
     const uint32_t key_bytes = kv_key_user(user, key);
-    const struct kv_user *known = kv_index_user_find(batch->store->index, user);
+    struct kv_user *known = kv_index_user_find(batch->store->index, user);
     const kv_status status = batch_put(batch, key, key_bytes, NULL, 0);
     return status != KV_OK || known == NULL ? status : kv_keys_delete(batch, known);
 }

@@ -107,7 +107,7 @@ kv_status kv_keys_seal_user(struct kv_store *store, const struct kv_user *user,
 /* Records of the user's data keys, or their deletion. */
 kv_status kv_keys_put(struct kv_batch *batch, const struct kv_user *user,
                       const uint8_t master[KV_KEY_BYTES]) KV_MUST_CHECK;
-kv_status kv_keys_delete(struct kv_batch *batch, const struct kv_user *user) KV_MUST_CHECK;
+kv_status kv_keys_delete(struct kv_batch *batch, struct kv_user *user) KV_MUST_CHECK;
 /* The master key in use. */
 const uint8_t *kv_keys_master(const struct kv_store *store);
 

@@ -217,17 +217,48 @@ void kv_keys_user_found(struct kv_store *store, struct kv_user *user)
     }
 }
 
-static kv_status make_missing(struct kv_store *store, struct kv_error *err)
+static kv_status put_deleted(struct kv_batch *batch, const struct kv_user_id *user, uint32_t key_id)
 {
-    struct kv_batch *batch = NULL;
+    uint8_t name[KV_KEY_KEY_BYTES];
+    const struct kv_manifest_put put = {.key = name, .key_bytes = kv_key_key(user, key_id, name)};
+    return kv_batch_put(batch, &put);
+}
+
+/* A rotation writes keys of users whose own record is on its way; a crash between leaves a key of
+ * nobody.  It must not stay: the next rotation would not know of it, and all keys of a directory
+ * are under one master key. */
+static kv_status drop_ownerless(struct kv_store *store, struct kv_batch **batch)
+{
+    const struct kv_keys *keys = store->keys;
+    kv_status status = KV_OK;
+    for (uint32_t i = 0; status == KV_OK && i < keys->found_count; i++) {
+        const struct found_key *found = &keys->found[i];
+        if (found->key == NULL) continue;
+        if (*batch == NULL) *batch = kv_batch_create(store);
+        status = *batch == NULL ? KV_NOMEM : put_deleted(*batch, &found->user, found->key->key_id);
+    }
+    return status;
+}
+
+static kv_status make_missing(struct kv_store *store, struct kv_batch **batch)
+{
     kv_status status = KV_OK;
     struct kv_user *user = NULL;
     uint32_t bucket = 0;
     while (status == KV_OK && (user = kv_index_user_next(store->index, &bucket, user)) != NULL) {
         if (user->keys != NULL) continue;
-        if (batch == NULL) batch = kv_batch_create(store);
-        status = batch == NULL ? KV_NOMEM : kv_batch_user(batch, user, user->name);
+        if (*batch == NULL) *batch = kv_batch_create(store);
+        status = *batch == NULL ? KV_NOMEM : kv_batch_user(*batch, user, user->name);
     }
+    return status;
+}
+
+/* Each user has a key, and each key a user, in one batch. */
+static kv_status settle_records(struct kv_store *store, struct kv_error *err)
+{
+    struct kv_batch *batch = NULL;
+    kv_status status = drop_ownerless(store, &batch);
+    if (status == KV_OK && store->options.encryption.on) status = make_missing(store, &batch);
     if (status != KV_OK) {
         kv_batch_discard(batch);
         return KV_FAIL(err, status, "make keys for the users of '%s'", store->options.dir);
@@ -267,13 +298,13 @@ kv_status kv_keys_settle(struct kv_store *store, struct kv_error *err)
 {
     struct kv_keys *keys = store->keys;
     if (keys == NULL) return KV_OK;
+    kv_status status = settle_records(store, err);
     for (uint32_t i = 0; i < keys->found_count; i++)
         kv_secrets_free(keys->secrets, keys->found[i].key); /* Of nobody. */
     free(keys->found);
     keys->found = NULL;
     keys->found_count = keys->found_capacity = 0;
-    kv_status status = judge_superblock(store, err);
-    if (status == KV_OK && store->options.encryption.on) status = make_missing(store, err);
+    if (status == KV_OK) status = judge_superblock(store, err);
     store->options.encryption.source = NULL; /* The caller's. */
     if (status != KV_OK) return status;
     const struct kv_encryption_facts facts = kv_store_encryption(store);
@@ -350,15 +381,12 @@ kv_status kv_keys_put(struct kv_batch *batch, const struct kv_user *user,
     return status;
 }
 
-kv_status kv_keys_delete(struct kv_batch *batch, const struct kv_user *user)
+kv_status kv_keys_delete(struct kv_batch *batch, struct kv_user *user)
 {
     kv_status status = KV_OK;
-    for (const struct user_key *key = user->keys; status == KV_OK && key != NULL; key = key->next) {
-        uint8_t name[KV_KEY_KEY_BYTES];
-        const struct kv_manifest_put put = {.key = name,
-                                            .key_bytes = kv_key_key(&user->id, key->key_id, name)};
-        status = kv_batch_put(batch, &put);
-    }
+    for (const struct user_key *key = user->keys; status == KV_OK && key != NULL; key = key->next)
+        status = put_deleted(batch, &user->id, key->key_id);
+    user->keys_gone = true;
     return status;
 }
 
@@ -482,14 +510,14 @@ static void moved(void *context, kv_status status)
     keys->rotated(keys->context, status);
 }
 
-/* Every data key, under the new master key. */
+/* Every data key, under the new master key; those that are on their way out are not put back. */
 static kv_status move_keys(struct kv_store *store, struct kv_batch *batch)
 {
     kv_status status = KV_OK;
     struct kv_user *user = NULL;
     uint32_t bucket = 0;
     while (status == KV_OK && (user = kv_index_user_next(store->index, &bucket, user)) != NULL)
-        status = kv_keys_put(batch, user, store->keys->masters->data);
+        if (!user->keys_gone) status = kv_keys_put(batch, user, store->keys->masters->data);
     return status;
 }
 
