@@ -512,6 +512,18 @@ def segments_swapped_foreign_damaged():
         equal(f.read(HEADER_BYTES)[28:32], bytes(4), "a header of another version is left alone")
     with_header(header[:40] + b"\xff" + header[41:])
     verify_damage(box.state, ["segment-000000.kv: header damaged"], "damaged header")
+    with_header(bytes(HEADER_BYTES))
+    verify_damage(box.state, ["segment-000000.kv: no header: making it was interrupted"], "no header")
+    count = len(os.listdir(os.path.join(box.state, "ssd")))
+    for number, data in ((count, b""), (count + 1, bytes(2 * HEADER_BYTES))):
+        with open(state.segment(number), "wb") as f:
+            f.write(data)
+    with_header(header)
+    equal(verify_ok(box.state, "segments whose making was cut off").splitlines()[:-1],
+          [f"unfinished: segment-{count:06}.kv: empty; the next start completes it",
+           f"unfinished: segment-{count + 1:06}.kv: no header: making it was interrupted; the next "
+           "start completes it"], "a line each")
+    with_header(header[:40] + b"\xff" + header[41:])
     serves(box, prompts, {}, "damaged header")  # The pages are there, and the header again.
 
     box, prompts, _ = made()

@@ -71,8 +71,10 @@ static void judge_stats(struct doctor *doctor, const Cached__Admin__V1__GetStats
     const bool encrypts = stats_sum(stats, "cached_encryption_on", NULL) > 0;
     doctor_add(doctor, "encryption", unlocked > 0 ? DOCTOR_WARN : DOCTOR_OK,
                "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited",
-               unlocked > 0 ? "pages on SSD are %sencrypted; keys may be swapped out (errno %.0f)"
-                            : "pages on SSD are %sencrypted",
+               unlocked > 0
+                   ? "new pages on SSD are %sencrypted; keys may be swapped out (errno %.0f)"
+                   : "new pages on SSD are %sencrypted; older ones as they were written, a scrub "
+                     "counts them",
                encrypts ? "" : "not ", unlocked);
     doctor_add(doctor, "memory",
                stats->rss_bytes > stats->rss_budget_bytes ? DOCTOR_WARN : DOCTOR_OK,

@@ -43,6 +43,7 @@ struct dump_segment {
     uint8_t state; /* As recorded, like the next two. */
     uint64_t used_ms;
     uint8_t *bits;                /* Heap. */
+    bool is_unfinished;           /* Its making was cut off: as such no damage. */
     char cause[DUMP_CAUSE_BYTES]; /* What is wrong with it as a whole; empty: nothing. */
 };
 

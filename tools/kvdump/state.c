@@ -143,6 +143,7 @@ static void check_header(struct dump *dump, struct dump_segment *segment, uint32
     uint32_t version = 0;
     char *cause = segment->cause;
     const kv_status status = kv_segment_header_decode(dump->page, &header, &version);
+    segment->is_unfinished = status == KV_MISS;
     if (status == KV_MISS)
         (void)snprintf(cause, DUMP_CAUSE_BYTES, "no header: making it was interrupted");
     else if (status == KV_INVALID)
@@ -195,6 +196,7 @@ static void open_segment(struct dump *dump, uint32_t number)
         (void)snprintf(segment->cause, sizeof(segment->cause), "read: %s", strerror(errno));
     } else if (got == 0) {
         (void)snprintf(segment->cause, sizeof(segment->cause), "empty");
+        segment->is_unfinished = true;
     } else {
         memset(dump->page + got, 0xff, KV_SEGMENT_HEADER_BYTES - (size_t)got);
         check_header(dump, segment, number);

@@ -33,8 +33,21 @@ static void check_files(struct dump *dump)
                     "superblock: one of its two copies is damaged; the next start of a daemon "
                     "puts it right");
     for (uint32_t i = 0; i < dump->segment_count; i++)
-        if (dump->segments[i].cause[0] != '\0')
+        if (dump->segments[i].cause[0] != '\0' && !dump->segments[i].is_unfinished)
             dump_damage(dump, "segment-%06" PRIu32 ".kv: %s", i, dump->segments[i].cause);
+}
+
+/* With pages it was finished once, and lost its header. */
+static void check_unfinished(struct dump *dump)
+{
+    for (uint32_t i = 0; i < dump->segment_count; i++) {
+        const struct dump_segment *segment = &dump->segments[i];
+        if (segment->is_unfinished && segment->used > 0)
+            dump_damage(dump, "segment-%06" PRIu32 ".kv: %s", i, segment->cause);
+        else if (segment->is_unfinished)
+            (void)printf("unfinished: segment-%06" PRIu32 ".kv: %s; the next start completes it\n",
+                         i, segment->cause);
+    }
 }
 
 int dump_verify(struct dump *dump)
@@ -44,6 +57,7 @@ int dump_verify(struct dump *dump)
     check_acknowledged(dump);
     const kv_status status = dump_trees(dump, NULL, dump_check_tree, NULL, &err);
     if (status == KV_OK) dump_check_counted(dump);
+    check_unfinished(dump);
     if (status == KV_CORRUPT)
         dump_damage(dump, "manifest: %s", err.text);
     else if (status != KV_OK)
