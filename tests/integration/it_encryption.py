@@ -611,7 +611,7 @@ def keys_stay_where_they_are_locked():
     equal(inside, 1, "and one where it belongs")
     equal(box.counter("cached_encryption_unlocked_errno"), 0, "locked")
     doctor = Tool("unix:" + box.socket, token_file(box.directory, "ops")).run("doctor").stdout
-    check("pages on SSD are encrypted" in doctor, f"doctor: {doctor}")
+    check("new pages on SSD are encrypted" in doctor, f"doctor: {doctor}")
     box.stop()
 
 

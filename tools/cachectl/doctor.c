@@ -71,11 +71,10 @@ static void judge_stats(struct doctor *doctor, const Cached__Admin__V1__GetStats
     const bool encrypts = stats_sum(stats, "cached_encryption_on", NULL) > 0;
     doctor_add(doctor, "encryption", unlocked > 0 ? DOCTOR_WARN : DOCTOR_OK,
                "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited",
-               unlocked > 0
-                   ? "new pages on SSD are %sencrypted; keys may be swapped out (errno %.0f)"
-                   : "new pages on SSD are %sencrypted; older ones as they were written, a scrub "
-                     "counts them",
-               encrypts ? "" : "not ", unlocked);
+               unlocked > 0 ? "%s; keys may be swapped out (errno %.0f)" : "%s",
+               encrypts ? "new pages on SSD are encrypted; a scrub counts those from before"
+                        : "new pages on SSD are not encrypted",
+               unlocked);
     doctor_add(doctor, "memory",
                stats->rss_bytes > stats->rss_budget_bytes ? DOCTOR_WARN : DOCTOR_OK,
                "report it with `cachectl stats --json`: memory should follow from the budgets",
