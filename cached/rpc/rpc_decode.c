@@ -144,7 +144,7 @@ bool rpc_check_max(struct request *req, enum kv_reason reason, const char *field
 }
 
 /* As rpc_encode writes it: 32 lower-case hex digits of a session id. */
-bool rpc_parse_page_token(const char *text, struct kv_session_id *ret_id)
+static bool parse_page_token(const char *text, struct kv_session_id *ret_id)
 {
     static const char digits[] = "0123456789abcdef";
     if (strlen(text) != 2 * sizeof(ret_id->bytes) || strspn(text, digits) != strlen(text))
@@ -155,6 +155,16 @@ bool rpc_parse_page_token(const char *text, struct kv_session_id *ret_id)
         ret_id->bytes[i] = (uint8_t)(high << 4 | low);
     }
     return true;
+}
+
+bool rpc_take_page_token(struct request *req, const char *text, bool *ret_has_after,
+                         struct kv_session_id *ret_after)
+{
+    *ret_has_after = text[0] != '\0';
+    if (!*ret_has_after || parse_page_token(text, ret_after)) return true;
+    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
+                 request_u64(req, strlen(text)), NULL);
+    return false;
 }
 
 /* The token list of the message; it is not in what protobuf-c unpacked. */

@@ -77,12 +77,8 @@ static bool decode_usage(struct rpc_decoder *d)
     if (req->in.u.usage.has_user && !take_user(req, m->user)) return false;
     req->in.u.usage.user_name = m->user;
     if (req->in.u.usage.has_user) req->in.u.usage.user = kv_user_id_of(m->user);
-    req->in.u.usage.has_after = m->page_token[0] != '\0';
-    if (!req->in.u.usage.has_after || rpc_parse_page_token(m->page_token, &req->in.u.usage.after))
-        return true;
-    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
-                 request_u64(req, strlen(m->page_token)), NULL);
-    return false;
+    return rpc_take_page_token(req, m->page_token, &req->in.u.usage.has_after,
+                               &req->in.u.usage.after);
 }
 
 static bool decode_erase(struct rpc_decoder *d)
@@ -246,12 +242,8 @@ static bool decode_list_users(struct rpc_decoder *d)
                                     KV_USAGE_ROWS_MAX))
         return false;
     req->in.u.list.page_size = m->page_size == 0 ? LIST_PAGE_DEFAULT : m->page_size;
-    req->in.u.list.has_after = m->page_token[0] != '\0';
-    if (!req->in.u.list.has_after || rpc_parse_page_token(m->page_token, &req->in.u.list.after))
-        return true;
-    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
-                 request_u64(req, strlen(m->page_token)), NULL);
-    return false;
+    return rpc_take_page_token(req, m->page_token, &req->in.u.list.has_after,
+                               &req->in.u.list.after);
 }
 
 rpc_decode_fn *rpc_decode_admin(enum request_method method)

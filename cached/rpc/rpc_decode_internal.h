@@ -35,5 +35,6 @@ bool rpc_check_name(struct request *req, const char *field, const char *name);
 bool rpc_take_session(struct request *req, const char *name);
 bool rpc_check_max(struct request *req, enum kv_reason reason, const char *field, uint64_t value,
                    uint64_t max);
-/* As rpc_encode writes it: 32 lower-case hex digits of a session id.  Does not fail the request. */
-bool rpc_parse_page_token(const char *text, struct kv_session_id *ret_id);
+/* As rpc_encode writes it: 32 lower-case hex digits of a session id; empty: from the start. */
+bool rpc_take_page_token(struct request *req, const char *text, bool *ret_has_after,
+                         struct kv_session_id *ret_after);

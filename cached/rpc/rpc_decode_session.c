@@ -390,12 +390,8 @@ static bool decode_list(struct rpc_decoder *d)
                        KV_LIST_PAGE_MAX))
         return false;
     req->in.u.list.page_size = m->page_size == 0 ? LIST_PAGE_DEFAULT : m->page_size;
-    req->in.u.list.has_after = m->page_token[0] != '\0';
-    if (!req->in.u.list.has_after || rpc_parse_page_token(m->page_token, &req->in.u.list.after))
-        return true;
-    request_fail(req, KV_REASON_PAGE_TOKEN_INVALID, "page_token", "32 hex digits",
-                 request_u64(req, strlen(m->page_token)), NULL);
-    return false;
+    return rpc_take_page_token(req, m->page_token, &req->in.u.list.has_after,
+                               &req->in.u.list.after);
 }
 
 static bool decode_delete(struct rpc_decoder *d)
